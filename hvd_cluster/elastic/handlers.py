@@ -111,6 +111,12 @@ class SnapshotHandler(StateHandler):
     def share(self, root_rank: int) -> None:
         """See :class:`Part`."""
 
+    def share_structure(self, noun: str, root_rank: int) -> None:
+        """Take the light values of the rank ``root_rank``, which messages call by ``noun``."""
+        light = broadcast_structure(self.light, f"the {noun}", root_rank, f"state.{noun}", global_process_set)
+        if basics.rank() != root_rank:
+            self.put_light(light)
+
     @property
     def keeps_one_copy(self) -> bool:
         """See :class:`Part`."""
@@ -143,6 +149,23 @@ class StateDictHandler(SnapshotHandler):
             self.value.load_state_dict(state)
 
 
+class EpochHandler(SnapshotHandler):
+    """For samplers with ``epoch`` and ``set_epoch``, such as DistributedSampler: the loader keeps the object."""
+
+    def light(self) -> int:
+        """See :class:`Part`."""
+        epoch: int = self.value.epoch
+        return epoch
+
+    def put_light(self, light: int) -> None:
+        """See :class:`Part`."""
+        self.value.set_epoch(light)
+
+    def share(self, root_rank: int) -> None:
+        """See :class:`Part`."""
+        self.share_structure("epoch", root_rank)
+
+
 class SamplerStateHandler(StateDictHandler):
     """For samplers, whose share of the samples depends on the ranks."""
 
@@ -160,24 +183,6 @@ class SamplerStateHandler(StateDictHandler):
         reset = getattr(self.value, "reset", None)
         if reset is not None:
             reset()
-
-
-class EpochHandler(SnapshotHandler):
-    """For samplers that have an epoch, such as torch's DistributedSampler: the loader keeps the object."""
-
-    def light(self) -> int:
-        """See :class:`Part`."""
-        epoch: int = self.value.epoch
-        return epoch
-
-    def put_light(self, light: int) -> None:
-        """See :class:`Part`."""
-        self.value.set_epoch(light)
-
-    def share(self, root_rank: int) -> None:
-        """See :class:`Part`."""
-        epoch = broadcast_structure(self.light, "the epoch", root_rank, "state.epoch", global_process_set)
-        self.put_light(epoch)
 
 
 def _mark(sampler: Any) -> None:

@@ -16,6 +16,7 @@ from collectives.api import DType, HorovodInternalError, Operation
 from collectives.buffers import Buffer
 from collectives.engine.work import Work
 from hvd_cluster import basics
+from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.elastic.watchers import watchers
 from hvd_cluster.jax import rescue
 from hvd_cluster.jax.frames import EXECUTE, METADATA, CallFrame, FFIBuffer, MetadataExtension, create_error
@@ -57,11 +58,13 @@ class _Size(NamedTuple):
 class _Allreduce(NamedTuple):
     """An allreduce of the tensors of several shipments: the name of each and how many tensors it has.
 
-    The ``readers`` come after these: variables that it saves if it fails. A step with other calls destroys its
-    variables where one of those fails, so it counts as one that has begun to change them.
+    With a ``roster`` the names are static, see :class:`Shipment`. The ``readers`` come after these: variables that it
+    saves if it fails. A step with other calls destroys its variables where one of those fails, so it counts as one that
+    has begun to change them.
     """
 
     names: tuple[str, ...]
+    roster: Roster | None
     counts: tuple[int, ...]
     process_set: ProcessSet
     fields: tuple[tuple[str, Any], ...]
@@ -101,6 +104,7 @@ def allreduce(shipments: Sequence[Shipment], process_set: ProcessSet, fields: Ma
     readers, values = rescue.readers()
     call = _Allreduce(
         tuple(shipment.name for shipment in shipments),
+        next((shipment.roster for shipment in shipments), None),
         tuple(len(shipment.tensors) for shipment in shipments),
         process_set,
         tuple(fields.items()),
@@ -192,9 +196,13 @@ def _buffer(given: FFIBuffer) -> Buffer:
 
 def _run(call: _Allreduce, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
     remaining, fields = iter(pairs), dict(call.fields)
+    names: Sequence[str] = call.names
+    if call.roster is not None:
+        call.roster.enter()
+        names = [call.roster.name_in_flight(name) for name in names]
     works: list[Work] = []
     try:
-        for name, count in zip(call.names, call.counts, strict=True):
+        for name, count in zip(names, call.counts, strict=True):
             members = [next(remaining) for _ in range(count)]
             if count == 1:
                 works.append(submission.start(Operation.ALLREDUCE, *members[0], name, call.process_set, **fields))

@@ -12,6 +12,7 @@ import jax
 from jax import numpy as jnp
 
 from collectives.api import InvalidRequestError, ReduceOp
+from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.jax.calls import allreduce, size
 from hvd_cluster.operations.gradients import name_of_backward
 from hvd_cluster.optimizer.lists import ListBinding, Shipment
@@ -32,6 +33,11 @@ def _require_cpu() -> None:
 
 class JaxLists(ListBinding):
     """All tensors of a step travel in one call, which XLA runs when the last gradient is there."""
+
+    @staticmethod
+    def is_deferred() -> bool:
+        """See :class:`ListBinding`. XLA runs all calls, also those outside of compiled functions."""
+        return True
 
     @staticmethod
     def kind(gradient: jax.Array) -> Hashable:
@@ -76,7 +82,9 @@ class JaxLists(ListBinding):
         return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
 
     @staticmethod
-    def gather(gradient: jax.Array, name: str, op: ReduceOp, process_set: ProcessSet) -> jax.Array:
+    def gather(
+        gradient: jax.Array, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
+    ) -> jax.Array:
         """Not called: no gradient is sparse."""
         raise InvalidRequestError(f"the gradient {name!r} of JAX is not sparse")
 

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 
 from collectives.api import InvalidRequestError, ReduceOp
+from hvd_cluster.comparison.listing import require_same
+from hvd_cluster.comparison.twins import model_of
 from hvd_cluster.keras.values import allreduce
 from hvd_cluster.keras.variables import (
     broadcast,
@@ -17,6 +19,7 @@ from hvd_cluster.keras.variables import (
     settle,
 )
 from hvd_cluster.optimizer.layers import is_complete
+from hvd_cluster.process_sets import global_process_set
 
 __all__ = ["BroadcastGlobalVariablesCallback", "broadcast_global_variables", "broadcast_model"]
 
@@ -26,15 +29,18 @@ def broadcast_model(model: keras.Model, root_rank: int, local_variables: Sequenc
 
     All ranks call it when both are built. ``local_variables`` stay as they are, and so do the variables of metrics, and
     the seeds of layers such as Dropout: ranks drop other units.
-    HorovodInternalError when the ranks' variables differ in shape or dtype, or a rank is lost. InvalidRequestError for
-    a model whose variables Keras makes later.
+    Variables are matched by position. MismatchError on all ranks, before anything is sent, where the ranks' variables
+    differ in shape or dtype: it names the first one. HorovodInternalError when a rank is lost. InvalidRequestError
+    for a model whose variables Keras makes later.
     """
     require_variables(model)
     settle(model)
     left_out = {id(variable) for variable in local_variables}
     optimizer = getattr(model, "optimizer", None)
     found = [*model.weights, *(() if optimizer is None else optimizer.variables)]
-    broadcast([each for each in found if id(each) not in left_out], root_rank, "keras.variables")
+    shared = [each for each in found if id(each) not in left_out]
+    require_same(model_of(shared), "broadcast_model", global_process_set)
+    broadcast(shared, root_rank, "keras.variables")
 
 
 def broadcast_global_variables(root_rank: int, model: keras.Model | None = None) -> None:

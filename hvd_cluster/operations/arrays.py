@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy.typing as npt
 from collectives.api import Operation
 from collectives.buffers import Buffer, as_buffer, empty
 from collectives.engine.work import Work
-from hvd_cluster.operations.handles import synchronize_all
+from hvd_cluster.operations.handles import Handle, run_all
 from hvd_cluster.operations.operands import Operand, start
+from hvd_cluster.operations.refusals import refusing
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 __all__ = ["broadcast_all", "gathered", "in_place"]
@@ -47,12 +49,15 @@ def broadcast_all(
     HorovodInternalError when they differ in shape or dtype, or a rank is lost.
     """
     given = [np.ascontiguousarray(array) for array in arrays]
-    handles = [
-        start(Operation.BROADCAST, in_place, _known(array), f"{name}.{number}", process_set, root_rank=root_rank)
-        for number, array in enumerate(given)
-    ]
-    synchronize_all(handles)
+    run_all(
+        partial(_start, _known(array), f"{name}.{number}", process_set, root_rank) for number, array in enumerate(given)
+    )
     return [array.reshape(like.shape) for array, like in zip(given, arrays, strict=True)]
+
+
+def _start(array: npt.NDArray[Any], name: str, process_set: ProcessSet, root_rank: int) -> Handle:
+    with refusing(Operation.BROADCAST, name, process_set):
+        return start(Operation.BROADCAST, in_place, array, name, process_set, root_rank=root_rank)
 
 
 def _known(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

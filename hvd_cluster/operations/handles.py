@@ -10,7 +10,7 @@ from collectives.api import HorovodInternalError, InvalidRequestError
 from collectives.engine.work import Work
 from hvd_cluster import basics
 
-__all__ = ["Finish", "Handle", "HandleGroup", "Kind", "poll", "synchronize", "synchronize_all"]
+__all__ = ["Finish", "Handle", "HandleGroup", "Kind", "poll", "run_all", "synchronize"]
 
 Finish: TypeAlias = Callable[[Work], Any]
 """The user's result of a finished work."""
@@ -107,9 +107,20 @@ def synchronize(handle: Handle | HandleGroup) -> Any:
     return handle.take()
 
 
-def synchronize_all(handles: Iterable[Handle | HandleGroup]) -> list[Any]:
-    """The results of all ``handles``. Raises the first error when none is in flight any more: all names are free."""
-    results, errors = [], []
+def run_all(starts: Iterable[Callable[[], Handle | HandleGroup]]) -> list[Any]:
+    """Call all ``starts``, and then wait for what they have started; returns the results.
+
+    One that is refused keeps no other from its start: the other ranks wait for these. Raises the first refusal, or
+    else the first error, when nothing is in flight any more: all names are free.
+    """
+    handles: list[Handle | HandleGroup] = []
+    errors: list[Exception] = []
+    for start in starts:
+        try:
+            handles.append(start())
+        except (InvalidRequestError, HorovodInternalError) as error:
+            errors.append(error)
+    results = []
     for handle in handles:
         try:
             results.append(synchronize(handle))

@@ -7,7 +7,8 @@ cost. Other code tells the ranks by :func:`refuse`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from collectives.api import InvalidRequestError, Operation, Request
@@ -15,7 +16,7 @@ from hvd_cluster import basics
 from hvd_cluster.operations.submission import label_of
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
-__all__ = ["refuse", "report"]
+__all__ = ["refuse", "refusing", "report"]
 
 
 def report(
@@ -56,6 +57,17 @@ def refuse(
     id = process_set.process_set_id
     if id is not None:
         basics.engine().reject(_requests(operation, name, id, length), error, unnamed=name is None)
+
+
+@contextmanager
+def refusing(operation: Operation, name: str, process_set: ProcessSet, length: int | None = None) -> Iterator[None]:
+    """Around the start of a call: where it raises InvalidRequestError, that is reported as by :func:`refuse`."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if basics.is_initialized():
+            refuse(error, operation, name, process_set, length)
+        raise
 
 
 def _length(group: int | None, arguments: Mapping[str, Any]) -> int | None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from collectives.api import InvalidRequestError, MismatchError, Operation, RefusedCallError
 from hvd_cluster import basics
+from hvd_cluster.comparison.twins import Place
 from hvd_cluster.operations.arrays import gathered
 from hvd_cluster.operations.operands import start
 from hvd_cluster.optimizer.attempt import Attempt
@@ -63,25 +64,28 @@ class Agreement(Generic[P]):
         self._gradients.agree({parameters[index]: known for index, known in common_sparse(layouts).items()})
 
     def _rows(self) -> Rows:
-        """Rank, number of parameters, and attempt; the proposal; the entry of each parameter."""
+        """Rank, number of parameters, and attempt; the proposal, in two rows; the entry of each parameter."""
         proposal = self._claim.propose() if self._claim else Proposal(0, True, 0)
         entries = [self._gradients.entry(parameter) for parameter in self._bucket.parameters]
         attempt = self._attempt.value if self._attempt else 0
-        return np.array([(basics.rank(), len(entries), attempt), proposal, *entries], np.int64)
+        *first, place = proposal
+        return np.array([(basics.rank(), len(entries), attempt), first, (*place, 0), *entries], np.int64)
 
     def _take_number(self, proposals: Sequence[Proposal]) -> bool:
-        """Adopt the number on which the ranks agree; whether they had different ones."""
+        """Adopt the number on which the ranks agree; whether they had different ones, or different places."""
         if self._claim is None:
             return False
         number = choose(proposals)
         if number is None:
             self._abort(proposals)
         self._claim.adopt(number)
-        return len({proposal.number for proposal in proposals}) > 1
+        return len({(proposal.number, proposal.place) for proposal in proposals}) > 1
 
     def _abort(self, proposals: Sequence[Proposal]) -> NoReturn:
         """The ranks step different optimizers: other tensors of these would wait for ever, so the engine ends."""
         numbers = sorted({proposal.number for proposal in proposals})
+        if len(numbers) == 1:  # of optimizers that no rank has stepped before
+            numbers = sorted({proposal.place.number for proposal in proposals})
         error = MismatchError(
             f"the ranks step different DistributedOptimizers with the same parameter names, those with the numbers "
             f"{numbers}; let all ranks make their optimizers, and call step(), in the same order, or give the "
@@ -108,6 +112,7 @@ def _read(rows: Rows) -> tuple[list[tuple[int, list[tuple[int, int, int]]]], lis
     for rank, count_of_rank, attempt in entries:
         attempts.append(attempt)
         number, is_agreed, busy = next(entries)
-        proposals.append(Proposal(number, bool(is_agreed), busy))
+        place = Place(*next(entries)[:2])
+        proposals.append(Proposal(number, bool(is_agreed), busy, place))
         layouts.append((rank, [next(entries) for _ in range(count_of_rank)]))
     return layouts, proposals, attempts

@@ -10,6 +10,7 @@ from typing import Generic, TypeAlias, TypeVar
 from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, NotInitializedError, Operation
 from collectives.engine.engine import Engine
 from hvd_cluster import basics
+from hvd_cluster.comparison.meeting import agreed_names
 from hvd_cluster.operations.refusals import refuse
 from hvd_cluster.optimizer.attempt import Attempt
 from hvd_cluster.optimizer.binding import Binding
@@ -49,8 +50,13 @@ class GradientCombiner(Generic[P]):
         self.buckets = inventory.buckets
         self._binding = binding
         self._is_sole_owner = False
+        self._is_compared = False
         member = Member(
-            options.process_set, inventory.names_in_use, lambda: inventory.buckets, lambda: self.is_under_way
+            options.process_set,
+            inventory.names_in_use,
+            lambda: inventory.buckets,
+            lambda: self.is_under_way,
+            inventory.model,
         )
         self.claim = rivals.add(optimizer, member)
         self._engine = weakref.ref(basics.engine())
@@ -238,6 +244,8 @@ class GradientCombiner(Generic[P]):
         self._attempt.give_up(names)
 
     def _combine(self) -> None:
+        if not self._is_compared:
+            self._compare()
         errors = self._agree_on_number()
         failed = self._lead() if errors else None
         if not errors or isinstance(errors[0], MismatchError | InvalidRequestError):
@@ -247,6 +255,14 @@ class GradientCombiner(Generic[P]):
         errors += self._finish()
         if errors:
             raise next((error for error in errors if isinstance(error, InvalidRequestError)), errors[0])
+
+    def _compare(self) -> None:
+        """Where the parameters of the ranks match by position, and only the names differ, the names become equal."""
+        process_set, inventory = self.options.process_set, self.inventory
+        if process_set.included():
+            agreed = agreed_names(inventory.model(), lambda: rivals.models(process_set), process_set)
+            inventory.rename(agreed.names)
+            self._is_compared = agreed.is_final
 
     def _agree_on_number(self) -> list[Failure]:
         """The lead bucket goes ahead alone until the ranks agree on a number, and so on the other names."""
@@ -386,6 +402,7 @@ class GradientCombiner(Generic[P]):
         self.discard()
         self._engine = weakref.ref(engine)
         self.claim.enter(engine)
+        self._is_compared = False
         self.inventory.begin_again()
 
     def has_all_gradients(self) -> bool:

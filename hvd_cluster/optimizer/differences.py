@@ -5,20 +5,23 @@ Source: see :mod:`collectives.backends.adasum`, section 4.3: Adasum of differenc
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
 from collectives.api import InvalidRequestError, MismatchError, Operation, ReduceOp
 from hvd_cluster import basics
+from hvd_cluster.comparison.meeting import agreed_names
 from hvd_cluster.compression import compressed, decompress_all
 from hvd_cluster.operations.arrays import in_place
 from hvd_cluster.operations.operands import run
 from hvd_cluster.operations.refusals import refuse
 from hvd_cluster.optimizer.binding import DifferenceBinding
 from hvd_cluster.optimizer.buckets import label
+from hvd_cluster.optimizer.inventory import is_same_list, model_of
 from hvd_cluster.optimizer.names import complete_names
 from hvd_cluster.optimizer.options import Options, check_passes
 
@@ -28,6 +31,14 @@ P = TypeVar("P")
 T = TypeVar("T")
 Tensor: TypeAlias = Any
 """A tensor of the framework."""
+
+
+class _Common(NamedTuple):
+    """The names of ``parameters`` on which the ranks of ``world`` agree."""
+
+    world: Callable[[], object | None]
+    parameters: Sequence[Any]
+    names: Mapping[Any, str]
 
 
 class DifferenceCombiner(Generic[P]):
@@ -49,6 +60,7 @@ class DifferenceCombiner(Generic[P]):
         self.options = options
         self._binding = binding
         self._groups = groups
+        self._common = _Common(lambda: None, [], {})
 
     @property
     def all_names(self) -> dict[P, str]:
@@ -88,6 +100,19 @@ class DifferenceCombiner(Generic[P]):
                 binding.move(parameter, start, change)
         return result
 
+    def _common_names(self) -> Mapping[P, str]:
+        """The names for all ranks, which compare their parameters the first time in a world."""
+        parameters, common = self._parameters(), self._common
+        if common.world() is not basics.engine() or not is_same_list(common.parameters, parameters):
+            process_set = self.options.process_set
+            model = model_of(parameters, self.all_names, self.options)
+            agreed = agreed_names(model, lambda: [model], process_set)
+            names = dict(zip(parameters, agreed.names, strict=True))
+            common = _Common(weakref.ref(basics.engine()), parameters, names)
+            if agreed.is_final:
+                self._common = common
+        return common.names
+
     def _parameters(self) -> list[P]:
         return list(chain.from_iterable(self._groups()))
 
@@ -97,7 +122,7 @@ class DifferenceCombiner(Generic[P]):
 
     def _combined(self, before: Mapping[P, Tensor]) -> Sequence[Tensor]:
         """The combined changes; all travel as one group, so that ranks with other parameters are an error."""
-        name, options = label(self._parameters(), self.all_names, "delta"), self.options
+        name, options = label(self._parameters(), self._common_names(), "delta"), self.options
         small, contexts = self._compressed(before, name)
         try:
             handle = self._binding.start_group(small, name, options.process_set, {"op": ReduceOp.ADASUM})

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import is_
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from hvd_cluster.comparison.models import Model, entry_of
 from hvd_cluster.compression import GradientCompressor, compressor_for
 from hvd_cluster.optimizer.binding import Binding
 from hvd_cluster.optimizer.bucket import Bucket, is_group
@@ -15,7 +16,7 @@ from hvd_cluster.optimizer.buckets import label, plan
 from hvd_cluster.optimizer.names import complete_names
 from hvd_cluster.optimizer.options import Options
 
-__all__ = ["Inventory"]
+__all__ = ["Inventory", "is_same_list", "model_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,14 @@ class Inventory(Generic[P]):
         """The name of each parameter of the optimizer."""
         return complete_names(self._groups(), self.given_names | self.names)
 
+    def model(self) -> Model:
+        """All parameters, as the ranks compare them."""
+        return model_of(self.parameters, self.all_names, self._options)
+
+    def rename(self, names: Sequence[str]) -> None:
+        """Let the parameters have ``names``, in their order: those for all ranks."""
+        self.names.update(zip(self.parameters, names, strict=True))
+
     def names_in_use(self) -> set[str]:
         """The names of the parameters that have a bucket."""
         return {self.names[parameter] for parameter in self.buckets}
@@ -64,7 +73,7 @@ class Inventory(Generic[P]):
         if not self._options.process_set.included():
             return
         parameters = list(chain.from_iterable(self._groups()))
-        if len(parameters) != len(self.parameters) or not all(map(is_, parameters, self.parameters)):
+        if not is_same_list(parameters, self.parameters):
             self._arrange(parameters, is_under_way)
         watches, is_trained = self._watches, self._binding.is_trained
         for parameter in parameters:
@@ -115,3 +124,14 @@ class Inventory(Generic[P]):
         for end in self._watches.values():
             end()
         self._watches.clear()
+
+
+def is_same_list(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two lists have the same objects, which may have no ``==``."""
+    return len(one) == len(other) and all(map(is_, one, other))
+
+
+def model_of(parameters: Sequence[P], names: Mapping[P, str], options: Options) -> Model:
+    """``parameters``, as the ranks compare them."""
+    entries = [entry_of(names[parameter], parameter) for parameter in parameters]
+    return Model(tuple(entries), groups=options.describe_groups(parameters))

@@ -8,17 +8,20 @@ gradient on this rank takes part with zeros, because it may have one elsewhere.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from collectives.api import ReduceOp
+from collectives.api import MismatchError, ReduceOp
 from hvd_cluster import basics
+from hvd_cluster.comparison.models import Model
+from hvd_cluster.comparison.rosters import Roster, roster_of, static_name
 from hvd_cluster.compression import compressed, require_compressor
 from hvd_cluster.operations.arguments import require_sparse_op
 from hvd_cluster.optimizer.buckets import SMALL_BYTES
 from hvd_cluster.optimizer.options import Options, check
-from hvd_cluster.optimizer.targets import Bucket, Target, buckets
+from hvd_cluster.optimizer.targets import Bucket, Target, buckets, model_of
 from hvd_cluster.process_sets import ProcessSet
 
 __all__ = ["ListBinding", "ListCombiner", "Shipment"]
@@ -28,10 +31,16 @@ Tensor: TypeAlias = Any
 
 
 class Shipment(NamedTuple):
-    """Tensors that travel under one name: as a group, unless ``is_alone``."""
+    """Tensors that travel under one name: as a group, unless ``is_alone``.
+
+    Where nothing travels yet, because a graph is built, the ``name`` is a static one, and ``roster`` has the one in
+    flight. All ranks give the same ``tag``.
+    """
 
     name: str
     tensors: Sequence[Tensor]
+    roster: Roster | None = None
+    tag: int = 0
 
     @property
     def is_alone(self) -> bool:
@@ -41,6 +50,10 @@ class Shipment(NamedTuple):
 
 class ListBinding(Protocol):
     """The operations that a framework provides."""
+
+    def is_deferred(self) -> bool:
+        """Whether a graph is built now, so that gradients travel later, perhaps in several worlds."""
+        return False
 
     def kind(self, gradient: Tensor) -> Hashable:
         """Only gradients of one kind, such as a dtype and a device, can be packed together."""
@@ -68,8 +81,18 @@ class ListBinding(Protocol):
         Raises the errors of an allreduce, where the framework raises at once.
         """
 
-    def gather(self, gradient: Tensor, name: str, op: ReduceOp, process_set: ProcessSet) -> Tensor:
-        """The sum or the average of sparse gradients: the rows of all ranks."""
+    def comparing(self) -> AbstractContextManager[None]:
+        """Around an exchange of the ranks about their models: the framework's error takes the place of the engine's."""
+        return nullcontext()
+
+    def engine_error(self, error: Exception) -> BaseException | None:
+        """The engine's error for which an ``error`` of :meth:`allreduce` stands."""
+        return error
+
+    def gather(
+        self, gradient: Tensor, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
+    ) -> Tensor:
+        """The sum or the average of sparse gradients: the rows of all ranks. ``name``: as in :class:`Shipment`."""
 
     def share(self, gradient: Tensor, process_set: ProcessSet) -> Tensor:
         """``gradient`` divided by the size of ``process_set``."""
@@ -82,6 +105,35 @@ class _Parcel:
     positions: Sequence[int]
     tensor: Tensor
     context: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The ``buckets`` of ``targets``. ``is_deferred``: they are for a graph, and have static names there."""
+
+    targets: Sequence[Target]
+    buckets: Sequence[Bucket]
+    model: Model
+    roster: Roster
+    is_deferred: bool
+
+    @property
+    def static_roster(self) -> Roster | None:
+        """See :class:`Shipment`."""
+        return self.roster if self.is_deferred else None
+
+    def name(self, static: str) -> str:
+        """The name of a shipment."""
+        return static if self.is_deferred else self.roster.name_in_flight(static)
+
+    def place(self, position: int, left_out: Collection[int]) -> int:
+        """The position of a target among those that travel."""
+        return sum(target.key not in left_out for target in self.targets[:position])
+
+
+KEPT_PLANS = 64
+_plans: dict[Hashable, _Plan] = {}
+"""The latest ones of this process."""
 
 
 class ListCombiner:
@@ -99,7 +151,7 @@ class ListCombiner:
         self._binding = binding
         self._scales_local = scales_local
         self._local: dict[int, Any] = {}
-        self._planned: tuple[Sequence[Target], list[Bucket]] | None = None
+        self._planned: _Plan | None = None
 
     def copy(self) -> ListCombiner:
         """For another optimizer, with the same options and local variables; raises as the constructor."""
@@ -131,17 +183,45 @@ class ListCombiner:
         results = list(gradients)
         if not self.has_company:
             return results
-        dense = dict(self._dense(results, targets))
-        contents = [(bucket.name, list(self._parcels(bucket, dense, targets))) for bucket in self._buckets(targets)]
-        self._send([(name, parcels) for name, parcels in contents if parcels], targets, results)
+        plan = self._plan(targets)
+        dense = dict(self._dense(results, targets, plan))
+        contents = [(bucket.name, list(self._parcels(bucket, dense, targets))) for bucket in plan.buckets]
+        self._send([(plan.name(name), parcels) for name, parcels in contents if parcels], targets, results, plan)
         return results
 
-    def _buckets(self, targets: Sequence[Target]) -> list[Bucket]:
-        if self._planned is None or self._planned[0] != targets:
-            self._planned = targets, buckets(targets, self.options.groups, self._local)
-        return self._planned[1]
+    def _plan(self, targets: Sequence[Target]) -> _Plan:
+        """The buckets of ``targets``; the ranks compare these the first time in a world, unless a graph is built."""
+        is_deferred = self._binding.is_deferred()
+        plan = self._planned
+        if plan is None or plan.is_deferred is not is_deferred or plan.targets != targets:
+            plan = self._planned = self._known_plan(targets, is_deferred)
+        if not (is_deferred or plan.roster.is_entered(basics.engine())):
+            with self._binding.comparing():
+                plan.roster.enter(plan.model)
+        return plan
 
-    def _dense(self, results: list[Tensor | None], targets: Sequence[Target]) -> Iterator[tuple[int, Tensor]]:
+    def _known_plan(self, targets: Sequence[Target], is_deferred: bool) -> _Plan:
+        """A script may make a tape in each step: then the plan is that of an earlier one."""
+        groups, process_set = self.options.groups, self.options.process_set
+        if self._local or isinstance(groups, Sequence):
+            return self._new_plan(targets, is_deferred)
+        key = process_set.process_set_id, groups, is_deferred, *[target.key for target in targets]
+        plan = _plans.get(key)
+        if plan is None or plan.targets != targets or not plan.roster.is_of(process_set):
+            if len(_plans) >= KEPT_PLANS:
+                _plans.clear()
+            plan = _plans[key] = self._new_plan(targets, is_deferred)
+        return plan
+
+    def _new_plan(self, targets: Sequence[Target], is_deferred: bool) -> _Plan:
+        groups, local = self.options.groups, self._local
+        model = model_of(targets, groups, local)
+        roster = roster_of(model, self.options.process_set, is_deferred)
+        return _Plan(targets, buckets(targets, groups, local), model, roster, is_deferred)
+
+    def _dense(
+        self, results: list[Tensor | None], targets: Sequence[Target], plan: _Plan
+    ) -> Iterator[tuple[int, Tensor]]:
         """The gradients that travel in buckets, by position. The others are replaced by their ``results``."""
         like = next((gradient for gradient in results if gradient is not None), None)
         for position, target in enumerate(targets):
@@ -155,15 +235,16 @@ class ListCombiner:
             elif self.options.sparse_as_dense:
                 yield position, self._binding.to_dense(gradient, target)
             else:
-                results[position] = self._gathered(gradient, target)
+                results[position] = self._gathered(gradient, plan.place(position, self._local), plan)
 
     def _of_local(self, gradient: Tensor | None) -> Tensor | None:
         is_scaled = self._scales_local and gradient is not None
         return self._binding.share(gradient, self.options.process_set) if is_scaled else gradient
 
-    def _gathered(self, gradient: Tensor, target: Target) -> Tensor:
+    def _gathered(self, gradient: Tensor, place: int, plan: _Plan) -> Tensor:
         require_sparse_op(self.options.op, False)
-        return self._binding.gather(gradient, f"gradient.{target.name}", self.options.op, self.options.process_set)
+        name, options = plan.name(static_name([place])), self.options
+        return self._binding.gather(gradient, name, options.op, options.process_set, plan.static_roster)
 
     def _parcels(self, bucket: Bucket, dense: Mapping[int, Tensor], targets: Sequence[Target]) -> Iterator[_Parcel]:
         packs: defaultdict[Hashable, list[int]] = defaultdict(list)
@@ -187,13 +268,26 @@ class ListCombiner:
         contents: Sequence[tuple[str, Sequence[_Parcel]]],
         targets: Sequence[Target],
         results: list[Tensor | None],
+        plan: _Plan,
     ) -> None:
-        shipments = [Shipment(name, [parcel.tensor for parcel in parcels]) for name, parcels in contents]
-        combined = self._binding.allreduce(shipments, self.options.process_set, self.options.fields)
+        combined = self._exchanged([(name, [parcel.tensor for parcel in parcels]) for name, parcels in contents], plan)
         for (_, parcels), tensors in zip(contents, combined, strict=True):
             for parcel, tensor in zip(parcels, tensors, strict=True):
                 received = self.options.compression.decompress(tensor, parcel.context)
                 self._put(received, parcel.positions, targets, results)
+
+    def _exchanged(self, contents: Sequence[tuple[str, Sequence[Tensor]]], plan: _Plan) -> Sequence[Sequence[Tensor]]:
+        tag = 0 if plan.is_deferred else plan.roster.tag(plan.model)
+        shipments = [Shipment(name, tensors, plan.static_roster, tag) for name, tensors in contents]
+        try:
+            return self._binding.allreduce(shipments, self.options.process_set, self.options.fields)
+        except Exception as error:
+            cause = self._binding.engine_error(error)
+            if plan.is_deferred or not isinstance(cause, MismatchError) or cause.property != "tag":
+                raise
+        with self._binding.comparing():
+            plan.roster.compare_again(plan.model)
+        return self._exchanged(contents, plan)
 
     def _put(
         self, received: Tensor, positions: Sequence[int], targets: Sequence[Target], results: list[Tensor | None]

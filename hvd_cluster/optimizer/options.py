@@ -30,6 +30,13 @@ class Options:
     sparse_as_dense: bool
     process_set: ProcessSet
 
+    def describe_groups(self, parameters: Sequence[Any]) -> str:
+        """``groups`` as a text, the same on all ranks; ``parameters`` are those of the optimizer."""
+        if not isinstance(self.groups, list):
+            return "" if self.groups is None else f"groups={self.groups}"
+        places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        return f"groups of the parameters {[[places.get(id(each)) for each in group] for group in self.groups]}"
+
     @cached_property
     def fields(self) -> dict[str, Any]:
         """The fields of each request."""

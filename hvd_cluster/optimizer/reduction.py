@@ -196,7 +196,7 @@ class Reduction(Generic[P]):
                 self._sparse[parameter] = self._start_sparse(parameter)
 
     def _tag(self) -> int:
-        number = (self._claim.number or 0) if self._claim else 0
+        number = (self._claim.number or 0) + (self._claim.place.number << 60) if self._claim else 0
         number += self._attempt.value if self._attempt else 0
         agreed = self._gradients.agreed
         if not (number or agreed):

@@ -13,10 +13,13 @@ from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hvd_cluster.comparison.models import Model
+from hvd_cluster.comparison.twins import Place, are_swapped
 from hvd_cluster.process_sets import ProcessSet
 
 __all__ = ["Claim", "Member", "Proposal", "Rivals", "choose", "rivals"]
 
+ALONE = Place(0, 1)
 LARGEST_BUSY = 60
 """A larger number has no bit in a message; a rank does not report that it is busy."""
 
@@ -25,26 +28,28 @@ LARGEST_BUSY = 60
 class Member:
     """An optimizer, as its rivals see it.
 
-    ``names`` are those of its parameters, ``parameters`` the parameters themselves; ``is_busy``: it has gradients,
-    complete or in flight, that no step has used.
+    ``names`` are those of its parameters, ``parameters`` the parameters themselves, ``model`` is for the other ranks;
+    ``is_busy``: it has gradients, complete or in flight, that no step has used.
     """
 
     process_set: ProcessSet
     names: Callable[[], set[str]]
     parameters: Callable[[], Container[Hashable]]
     is_busy: Callable[[], bool]
+    model: Callable[[], Model]
 
 
 class Proposal(NamedTuple):
     """The number that a rank proposes for an optimizer.
 
     ``is_agreed``: the ranks of an earlier step have agreed on it. ``busy`` has bit n set where another optimizer of the
-    rank has the number n and gradients under way.
+    rank has the number n and gradients under way. ``place``: see :attr:`Claim.place`.
     """
 
     number: int
     is_agreed: bool
     busy: int
+    place: Place = ALONE
 
 
 def choose(proposals: Sequence[Proposal]) -> int | None:
@@ -53,7 +58,7 @@ def choose(proposals: Sequence[Proposal]) -> int | None:
     That is the number on which some ranks agreed before, otherwise the largest one, which is free on all ranks.
     """
     agreed = {proposal.number for proposal in proposals if proposal.is_agreed}
-    if len(agreed) > 1:
+    if len(agreed) > 1 or (not agreed and are_swapped({rank: each.place for rank, each in enumerate(proposals)})):
         return None
     number = max(agreed or {proposal.number for proposal in proposals})
     is_taken = any(proposal.busy >> number & 1 for proposal in proposals if not proposal.is_agreed)
@@ -91,13 +96,29 @@ class Claim:
             self._seen, self._has_rivals = state, bool(self._rivals.of(self))
         return self._has_rivals
 
+    @property
+    def place(self) -> Place:
+        """That among the optimizers of the same ranks whose models are alike, in the order in which they were made.
+
+        The ranks compare it once: it does not count any more when they have agreed.
+        """
+        if self.is_agreed or not self.has_rivals:
+            return ALONE
+        model = self.member.model()
+        alike = [each for each in self._rivals.all() if each is self or self._is_alike(each, model)]
+        return Place(alike.index(self), len(alike)) if self in alike else ALONE
+
+    def _is_alike(self, other: Claim, model: Model) -> bool:
+        return other.member.process_set is self.member.process_set and other.member.model() == model
+
     def propose(self) -> Proposal:
         """The number of this optimizer, or the next above those of its rivals."""
         others = [each for each in self._rivals.of(self) if each.number is not None]
         if self.number is None:
             self.number = max((each.number or 0 for each in others), default=-1) + 1
         busy = {each.number or 0 for each in others if each.member.is_busy()}
-        return Proposal(self.number, self.is_agreed, sum(1 << number for number in busy if number <= LARGEST_BUSY))
+        bits = sum(1 << number for number in busy if number <= LARGEST_BUSY)
+        return Proposal(self.number, self.is_agreed, bits, self.place)
 
     def adopt(self, number: int) -> None:
         """All ranks have agreed on ``number``; a rival that has it gets another one with its next step."""
@@ -134,6 +155,10 @@ class Rivals:
         process_set, names = claim.member.process_set, claim.member.names()
         candidates = [each for each in self.all() if each is not claim and each.member.process_set is process_set]
         return [each for each in candidates if not names.isdisjoint(each.member.names())]
+
+    def models(self, process_set: ProcessSet) -> list[Model]:
+        """Those of the optimizers of ``process_set``."""
+        return [each.member.model() for each in self.all() if each.member.process_set is process_set]
 
     def collect_garbage(self) -> None:
         """Let go of optimizers that are not in use any more."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from hvd_cluster.optimizer.buckets import Size, label, plan
+from hvd_cluster.comparison.models import Entry, Model
+from hvd_cluster.comparison.rosters import static_name
+from hvd_cluster.comparison.twins import plain
+from hvd_cluster.optimizer.buckets import Size, plan
 from hvd_cluster.optimizer.options import Groups
 
-__all__ = ["Bucket", "Target", "buckets", "positional", "unique"]
+__all__ = ["Bucket", "Target", "buckets", "model_of", "positional"]
 
 
 class Target(NamedTuple):
     """A variable, as the ranks agree on it without messages.
 
     ``key`` is its identity in this process, ``name`` the same on all ranks; ``bytes`` is the size of its gradient, None
-    where the shape is not known.
+    where the shape is not known. ``stamp``: see :mod:`hvd_cluster.comparison.twins`.
     """
 
     key: int
@@ -24,10 +27,13 @@ class Target(NamedTuple):
     shape: tuple[int, ...] | None
     dtype: Hashable
     bytes: int | None
+    stamp: str = ""
 
 
 class Bucket(NamedTuple):
-    """The positions of gradients that are sent together, and their name."""
+    """The positions of gradients that are sent together, and their static name, see
+    :mod:`hvd_cluster.comparison.rosters`.
+    """
 
     positions: tuple[int, ...]
     name: str
@@ -37,17 +43,7 @@ def positional(name: str, position: int) -> str:
     """``name`` without the numbers with which a framework counts all that one process has made, such as the 2 of
     "dense_2/kernel:0"; ``position`` in the list, the same on all ranks, takes their place.
     """
-    return f"{position}." + re.sub(r"_\d+(?=/|$)", "", name.partition(":")[0])
-
-
-def unique(names: Iterable[str]) -> list[str]:
-    """``names``, of which repeated ones get a number: two tensors in flight must not have one name."""
-    counts: dict[str, int] = {}
-    found = []
-    for name in names:
-        number = counts[name] = counts.get(name, -1) + 1
-        found.append(f"{name}.{number}" if number else name)
-    return found
+    return f"{position}.{plain(name)}"
 
 
 def buckets(targets: Sequence[Target], groups: Groups, left_out: Collection[int]) -> list[Bucket]:
@@ -55,10 +51,27 @@ def buckets(targets: Sequence[Target], groups: Groups, left_out: Collection[int]
 
     ``groups`` has variables, or their number; those whose key is in ``left_out`` do not travel.
     """
-    names = dict(enumerate(unique(target.name for target in targets)))
     positions = [position for position, target in enumerate(targets) if target.key not in left_out]
     planned = plan(positions, _positions(groups, targets), lambda position: _size(targets[position]))
-    return [Bucket(tuple(members), label(members, names)) for members in planned]
+    places = {position: place for place, position in enumerate(positions)}
+    return [Bucket(tuple(members), static_name([places[each] for each in members])) for members in planned]
+
+
+def model_of(targets: Sequence[Target], groups: Groups, left_out: Collection[int]) -> Model:
+    """``targets`` that travel, as the ranks compare them."""
+    travelling = [target for target in targets if target.key not in left_out]
+    entries = [Entry(_without_position(target.name), target.shape, _dtype_name(target)) for target in travelling]
+    divided = _positions(groups, travelling)
+    stamp = travelling[0].stamp if travelling else ""
+    return Model(tuple(entries), "variable", "" if divided is None else f"groups={divided}", stamp)
+
+
+def _without_position(name: str) -> str:
+    return re.sub(r"^\d+\.", "", name)
+
+
+def _dtype_name(target: Target) -> str:
+    return str(getattr(target.dtype, "name", target.dtype))
 
 
 def _positions(groups: Groups, targets: Sequence[Target]) -> int | list[list[int]] | None:

@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 
 import tensorflow as tf
+from tensorflow.python.framework import errors_impl
 
 from collectives.api import (
     CollectiveTimeoutError,
@@ -35,7 +38,7 @@ from collectives.api import (
 )
 from hvd_cluster.tensorflow.native.error_texts import pattern_of
 
-__all__ = ["ABANDONED", "TEXT", "as_status", "engine_error"]
+__all__ = ["ABANDONED", "TEXT", "as_status", "engine_error", "raised_by_tensorflow"]
 
 ABANDONED = tf.errors.CANCELLED, "another collective of this run of the graph has failed"
 """The code and the text for an operation that shall not go on."""
@@ -77,3 +80,13 @@ def engine_error(error: BaseException) -> BaseException | None:
     """
     found = _NUMBER.search(str(getattr(error, "message", error)))
     return None if found is None else _kept.get(int(found.group(1)))
+
+
+@contextmanager
+def raised_by_tensorflow() -> Iterator[None]:
+    """Around an exchange without an operation: its error becomes that of TensorFlow, as if it came from one."""
+    try:
+        yield
+    except HorovodInternalError as error:
+        code, text = as_status(error)
+        raise errors_impl.exception_type_from_error_code(code)(None, None, text) from error

@@ -8,8 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster import objects
+from hvd_cluster.comparison.listing import refusing_list, require_same
+from hvd_cluster.comparison.twins import model_of
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.tensorflow.operations.variables import broadcast_values, naming_variables
+from hvd_cluster.tensorflow.errors import raised_by_tensorflow
+from hvd_cluster.tensorflow.operations.variables import broadcast_values, naming_variables, require_variables
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -28,9 +31,15 @@ def broadcast_variables(
 
     In a graph the result is the operation that does it. ``inplace`` is accepted for compatibility: nothing is copied
     more often than necessary. HorovodInternalError, or what it becomes in TensorFlow, when the ranks' variables differ
-    in number, shape or dtype; in eager mode it has the name of the variable.
+    in number, shape or dtype; in eager mode it names the first difference, before anything is sent.
     """
-    updates = broadcast_values(list(variables), root_rank, None, process_set)
+    given = list(variables)
+    if tf.executing_eagerly():
+        with refusing_list("broadcast_variables", process_set):
+            require_variables(given)
+        with raised_by_tensorflow():
+            require_same(model_of(given), "broadcast_variables", process_set)
+    updates = broadcast_values(given, root_rank, None, process_set)
     return None if tf.executing_eagerly() else tf.group(*updates)
 
 

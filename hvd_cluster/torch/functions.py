@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from collectives.api import InvalidRequestError
 from hvd_cluster import basics
+from hvd_cluster.comparison.listing import matched, refusing_list
 from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.structures import broadcast_structure, mapped, named, paired, plain
 from hvd_cluster.torch.mpi_ops import broadcast_async_
-from hvd_cluster.torch.operations.operands import synchronize_all
+from hvd_cluster.torch.operations.operands import run_all
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -26,10 +28,17 @@ def broadcast_parameters(params: Parameters, root_rank: int, process_set: Proces
 
     A state dict or other mapping, ``model.named_parameters()``, a list of (name, tensor), or a list of tensors; named
     tensors are matched by name, others by position. None is skipped. InvalidRequestError for anything else, before
-    anything is sent. HorovodInternalError when the ranks' tensors differ in shape or dtype, or a rank is lost.
+    anything is sent. MismatchError, on all ranks and before anything is sent, where their tensors differ: it names the
+    first difference. Where only names differ, such as "module.weight" and "weight", tensors are matched by position.
+    HorovodInternalError when a rank is lost. After an error the call may be repeated.
     """
-    tensors = named(params, torch.Tensor, "give model.state_dict(), model.named_parameters() or a list")
-    synchronize_all([broadcast_async_(tensor, root_rank, f"parameter.{name}", process_set) for name, tensor in tensors])
+    with refusing_list("broadcast_parameters", process_set):
+        tensors = named(params, torch.Tensor, "give model.state_dict(), model.named_parameters() or a list")
+    _broadcast(matched(tensors, "broadcast_parameters", process_set), root_rank, process_set)
+
+
+def _broadcast(tensors: Iterable[tuple[str, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
+    run_all(partial(broadcast_async_, each, root_rank, f"parameter.{name}", process_set) for name, each in tensors)
 
 
 def broadcast_optimizer_state(
@@ -56,7 +65,7 @@ def broadcast_optimizer_state(
     subject = f"the state of the {type(optimizer).__name__}"
     shared = broadcast_structure(structure, subject, root_rank, "optimizer.structure", process_set)
     state_dict = None if basics.rank() == root_rank else mapped(shared, lambda leaf: _put_in(leaf, tensors))
-    broadcast_parameters([(f"optimizer.{index}", each) for index, each in enumerate(tensors)], root_rank, process_set)
+    _broadcast([(f"optimizer.{index}", each) for index, each in enumerate(tensors)], root_rank, process_set)
     if state_dict is not None:
         _load(optimizer, state_dict)
 

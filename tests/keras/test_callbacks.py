@@ -1,5 +1,6 @@
 """Callbacks, values, evaluation and saved models, on two ranks and every backend."""
 
+import tempfile
 from unittest.mock import patch
 
 import keras
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 import hvd_cluster.keras as hvd
+from collectives.api import MismatchError
 from hvd_cluster.keras import learning_rate
 from hvd_cluster.keras.evaluation import _rows
 from hvd_cluster.keras.learning_rate import _scale_momentums
@@ -367,6 +369,39 @@ def check_best_model(folder):
     fit(model, [best])
     for own, wanted in zip(values(keras.models.load_model(path).weights), values(model.weights), strict=True):
         np.testing.assert_array_equal(own, wanted)
+
+
+def check_a_model_that_only_one_rank_loads():
+    """Its variables have other paths: all ranks go on from it."""
+    trained = model_of(seed=5 + hvd.rank(), momentum=0.5)
+    if hvd.rank() == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            trained.save(f"{folder}/model.keras")
+            trained = hvd.load_model(f"{folder}/model.keras")
+    start = trained.get_weights()
+    for rate in (0.0, 0.1):
+        trained.optimizer.learning_rate = rate
+        fit(trained, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        weights = [hvd.broadcast(np.array(each), 0) for each in (trained.get_weights() if rate else start)]
+        for own, roots in zip(trained.get_weights(), weights, strict=True):
+            np.testing.assert_allclose(own, roots, rtol=1e-6)
+
+
+def check_other_models():
+    """In training and in a broadcast all ranks hear of the first difference."""
+    for head in (4, None):
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Input((3,)), keras.layers.Dense(4, name="body"), keras.layers.Dense(1, name="out")]
+        if hvd.rank() == 0:
+            layers.insert(2, keras.layers.Dense(head or 4, name="head", use_bias=head is None))
+        trained = keras.Sequential(layers)
+        trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+        said = "head/kernel', float32 of shape .4, 4., is on rank 0 only, and not on rank 1"
+        with pytest.raises(MismatchError, match=said):
+            hvd.broadcast_global_variables(0, trained)
+        with pytest.raises(Exception, match=said):  # its class is that of the backend
+            str(fit(trained, []).history)  # JAX raises when the loss is read
+        assert hvd.allreduce(1.0, op=hvd.Sum) == hvd.size()
 
 
 @each_check(globals())

@@ -18,7 +18,7 @@ def check_shapes_that_differ():
     variable = keras.Variable(np.zeros((200 + hvd.rank(), 200), "f"), name="table")
     wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     gradient = keras.ops.ones(variable.shape)
-    with pytest.raises(Exception, match="the ranks disagree about the shape"):
+    with pytest.raises(Exception, match=r"the variable 'table', number 0, is float32 of shape \(200, 200\) on rank 0"):
         step(wrapped, gradient, variable)
     if keras.backend.backend() == "jax":
         from hvd_cluster.jax.calls import last_error
@@ -28,10 +28,8 @@ def check_shapes_that_differ():
 
 def check_a_variable_whose_shape_differs_is_named():
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1 + hvd.rank())])
-    with pytest.raises(MismatchError, match=r"It is the variable '.*/kernel' of this rank") as caught:
+    with pytest.raises(MismatchError, match=r"'.*/kernel', number 2, is float32 of shape \(2, 1\) on rank 0"):
         hvd.broadcast_global_variables(0, model)
-    assert model.weights[2].path in str(caught.value)
-    assert caught.value.tensor.endswith(".2")
 
 
 @each_check(globals())

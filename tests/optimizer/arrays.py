@@ -18,6 +18,7 @@ class Parameter:
 
     def __init__(self, *shape, dtype=np.float64):
         self.data = np.zeros(shape, dtype)
+        self.shape, self.dtype = self.data.shape, self.data.dtype
         self.gradient = None
         self.version = 0
         self.trained = True

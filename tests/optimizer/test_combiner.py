@@ -157,7 +157,10 @@ def test_ranks_with_other_parameters_hear_which_ones(on_ranks):
     for errors in on_ranks(2, body):
         for error in errors:
             assert isinstance(error, MismatchError)
-            assert "'allreduce.noname.0.1' is of 4 elements on rank 0, of 3 elements on rank 1" in str(error)
+            assert (
+                "'allreduce.noname.0.1', number 1, is float64 of shape (4,) on rank 0, float64 of shape (3,) on rank 1"
+                in str(error)
+            )
 
 
 @pytest.mark.parametrize("patient", [True, False])
@@ -192,6 +195,19 @@ def test_ranks_that_step_different_optimizers_end_with_an_error(on_ranks):
         for optimizer in optimizers:
             optimizer.step()
         return outcome(optimizers[rank.number].combiner.combine)
+
+    for error in on_ranks(2, body):
+        assert isinstance(error, MismatchError)
+        assert "the ranks step different DistributedOptimizers" in str(error)
+        assert "numbers [0, 1]" in str(error)
+
+
+def test_ranks_that_begin_with_another_one_of_two_models_that_are_alike_end_with_an_error(on_ranks):
+    """The models have equal names and shapes, and no rank has stepped an optimizer before."""
+
+    def body(rank):
+        optimizers = [Optimizer([Parameter(2)], rank) for _ in range(2)]
+        return outcome(optimizers[rank.number].step)
 
     for error in on_ranks(2, body):
         assert isinstance(error, MismatchError)

@@ -10,7 +10,9 @@ class Optimizer:
 
     def __init__(self, rivals, parameters, process_set="all"):
         self.busy = busy = []
-        self.claim = rivals.add(self, Member(process_set, lambda: set(parameters), lambda: parameters, lambda: busy))
+        self.claim = rivals.add(
+            self, Member(process_set, lambda: set(parameters), lambda: parameters, lambda: busy, lambda: None)
+        )
 
 
 def proposal(number, is_agreed=False, busy=0):
@@ -67,7 +69,7 @@ def test_one_rank_alone_replaces_its_optimizer():
     replacement = Optimizer(there, "a")
     assert replacement.claim.propose().number == 1
     assert step(kept, replacement) == 0
-    assert replaced.claim.propose() == proposal(1)
+    assert replaced.claim.propose()[:3] == proposal(1)[:3]
 
 
 def test_one_rank_alone_keeps_an_optimizer_that_all_have_replaced():

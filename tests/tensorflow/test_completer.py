@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from collectives.api import InvalidRequestError, MismatchError
+from hvd_cluster.graphs import beginnings
 from hvd_cluster.graphs import completer as module
 from hvd_cluster.graphs.lanes import Lane, Lanes
 from hvd_cluster.graphs.run import Run
 from hvd_cluster.tensorflow.errors import ABANDONED, as_status
-from hvd_cluster.tensorflow.kernels import entry
 
 SECONDS = 20.0
 
@@ -70,6 +70,9 @@ class FakeContext:
 
 class Kernel:
     """One whose start is another one's."""
+
+    def has_entered(self, engine):
+        return True
 
 
 class FakeWork:
@@ -195,15 +198,15 @@ def test_all_runs_fail_with_the_thread_and_the_next_starts_another(completer, ca
 
 
 def refusing(monkeypatch, completer, starts):
-    """The lanes, and a kernel whose starts fail; each is noted in ``starts``. ``entry`` uses ``completer``."""
+    """The lanes, and a kernel whose starts fail; each is noted in ``starts``. ``beginnings`` uses ``completer``."""
 
     def start(*arguments):
         starts.append(arguments)
         raise ValueError("refused")
 
-    monkeypatch.setattr(entry, "completer", completer)
-    monkeypatch.setattr(entry, "_lanes", lanes := Lanes())
-    monkeypatch.setattr(entry.basics, "engine", FakeEngine)
+    monkeypatch.setattr(beginnings, "completer", completer)
+    monkeypatch.setattr(beginnings, "_lanes", lanes := Lanes())
+    monkeypatch.setattr(beginnings.basics, "engine", FakeEngine)
     kernel = Kernel()
     kernel.start = start
     return lanes, kernel
@@ -217,7 +220,7 @@ def test_the_queue_of_a_lane_is_not_submitted_after_a_failure(completer, monkeyp
     lanes.enter((kernel, lane), lambda: None)
     for context in contexts:
         done = lambda context=context: codes.append(context.code)  # noqa: E731
-        lanes.enter((kernel, lane), lambda context=context, done=done: entry._submit(kernel, context, done, lane))
+        lanes.enter((kernel, lane), lambda context=context, done=done: beginnings._submit(kernel, context, done, lane))
     lanes.leave((kernel, lane))
     assert len(started) == 1
     assert codes == [tf.errors.ABORTED, tf.errors.CANCELLED, tf.errors.CANCELLED]
@@ -253,12 +256,12 @@ def test_a_settlement_waits_for_a_thread_that_has_submitted_and_is_not_followed_
         return [late]
 
     monkeypatch.setattr(module.Completer, "_await_submissions", await_submissions, raising=False)
-    monkeypatch.setattr(entry, "completer", completer)
-    monkeypatch.setattr(entry, "_lanes", lanes := Lanes())
-    monkeypatch.setattr(entry.basics, "engine", lambda: engine)
+    monkeypatch.setattr(beginnings, "completer", completer)
+    monkeypatch.setattr(beginnings, "_lanes", lanes := Lanes())
+    monkeypatch.setattr(beginnings.basics, "engine", lambda: engine)
     kernel, lane, context = Kernel(), Lane(), FakeContext(7)
     kernel.start = start
-    lanes.enter((kernel, lane), lambda: entry._submit(kernel, context, told.set, lane))
+    lanes.enter((kernel, lane), lambda: beginnings._submit(kernel, context, told.set, lane))
     assert told.wait(SECONDS)
     assert context.code == tf.errors.CANCELLED
     assert engine.met == [True]
@@ -266,7 +269,7 @@ def test_a_settlement_waits_for_a_thread_that_has_submitted_and_is_not_followed_
 
 def test_a_start_that_fails_keeps_no_settlement_waiting(completer, monkeypatch):
     (lanes, kernel), lane = refusing(monkeypatch, completer, []), Lane()
-    lanes.enter((kernel, lane), lambda: entry._submit(kernel, FakeContext(8), lambda: None, lane))
+    lanes.enter((kernel, lane), lambda: beginnings._submit(kernel, FakeContext(8), lambda: None, lane))
     assert not completer._submitting
 
 
@@ -292,7 +295,7 @@ class Joining:
 
     def __init__(self, kernel):
         self.kernel, self.context, self.told = kernel, FakeContext(9), threading.Event()
-        self.thread = threading.Thread(target=entry._wait, args=(kernel, self.context, self.told.set), daemon=True)
+        self.thread = threading.Thread(target=beginnings._wait, args=(kernel, self.context, self.told.set), daemon=True)
         self.thread.start()
         assert kernel.waits.wait(SECONDS)
 
@@ -304,8 +307,8 @@ class Joining:
 
 @pytest.fixture
 def joining(completer, monkeypatch):
-    monkeypatch.setattr(entry, "completer", completer)
-    monkeypatch.setattr(entry.basics, "engine", FakeEngine)
+    monkeypatch.setattr(beginnings, "completer", completer)
+    monkeypatch.setattr(beginnings.basics, "engine", FakeEngine)
     joining = Joining(FakeJoin())
     yield joining
     joining.release()
@@ -344,11 +347,11 @@ def test_a_join_gives_its_output_when_its_step_goes_on(completer, joining):
 
 
 def test_a_join_that_comes_after_a_failure_is_not_made(completer, monkeypatch):
-    monkeypatch.setattr(entry, "completer", completer)
-    monkeypatch.setattr(entry.basics, "engine", FakeEngine)
+    monkeypatch.setattr(beginnings, "completer", completer)
+    monkeypatch.setattr(beginnings.basics, "engine", FakeEngine)
     completer.give_up(9)
     kernel, context, told = FakeJoin(), FakeContext(9), threading.Event()
-    entry._wait(kernel, context, told.set)
+    beginnings._wait(kernel, context, told.set)
     assert told.is_set()
     assert context.code == tf.errors.CANCELLED
     assert not kernel.waits.is_set()

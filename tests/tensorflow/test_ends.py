@@ -155,7 +155,7 @@ def give_up_a_join(file):
             step = tf.function(lambda x: (hvd.join(), hvd.allreduce(gate.late(x), name="late")))
             with pytest.raises(tf.errors.InvalidArgumentError, match="has joined"):
                 step(tf.constant(1.0))
-        (waiting,) = (thread for thread in threading.enumerate() if thread.name == "hvd-tensorflow-wait")
+        (waiting,) = (thread for thread in threading.enumerate() if thread.name == "hvd-graph-join")
         told.touch()
         waiting.join(SECONDS)
         assert not waiting.is_alive()

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hvd_cluster.graphs.completer import completer
 from hvd_cluster.graphs.lanes import Lane
 from hvd_cluster.tensorflow.kernels import collective, entry
 
@@ -36,8 +37,6 @@ def context(monkeypatch):
 class Interrupted:
     """A kernel in which the user presses Ctrl-C."""
 
-    waits = False
-
     def run(self, context):
         raise KeyboardInterrupt
 
@@ -48,7 +47,7 @@ def test_no_output_is_asked_of_a_run_that_an_interrupt_has_ended(context, monkey
     with entry.calling():
         entry._compute(0, 0, 0)
     assert context.told == ["end", "fail", "done"]
-    assert not entry.completer.has_failed(context.step)
+    assert not completer.has_failed(context.step)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("", [None] * 3), ("x", ["x", "x~2", "x~1f~2"])])

@@ -340,14 +340,17 @@ def check_an_error_names_the_parameters_of_its_bucket():
         del optimizer
         first = hvd.rank() == 0
         models = {
-            "'b' is of 4 elements on rank 0, of 3": {"a": 2, "b": 4 if first else 3},
-            "has 3 parameters on rank 0, 2 parameters": {"a": 2, "x": 3, "b": 4} if first else {"a": 2, "b": 4},
+            r"'b', number 1, is float32 of shape \(4,\) on rank 0, float32 of shape \(3,\)": {
+                "a": 2,
+                "b": 4 if first else 3,
+            },
+            r"'x', float32 of shape \(3,\), is on rank 0 only": {"a": 2, "x": 3, "b": 4} if first else {"a": 2, "b": 4},
         }
         for said, sizes in models.items():
             different = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
             optimizer = hvd.DistributedOptimizer(torch.optim.SGD(different.values(), lr=1.0), different.items())
             sum(parameter.sum() for parameter in different.values()).backward()
-            with pytest.raises(MismatchError, match=f"{said}.*gradients.b..a': b, "):
+            with pytest.raises(MismatchError, match=said):
                 optimizer.step()
             del optimizer
 

@@ -305,7 +305,7 @@ def check_parameters_that_differ():
             "z": torch.ones(9),
         }
         tensors["type"] = tensors["type"].to([torch.float32, torch.float64][hvd.rank() % 2])
-        with pytest.raises(MismatchError, match=r"parameter\.shape.* disagree about the shape"):
+        with pytest.raises(MismatchError, match=r"'shape', number 1, is float32 of shape \(2,\) on rank 0"):
             hvd.broadcast_parameters(tensors, 0)
 
 

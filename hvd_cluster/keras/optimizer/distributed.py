@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from hvd_cluster.comparison.twins import stamp_of
 from hvd_cluster.keras.optimizer.passes import Passes
 from hvd_cluster.optimizer.lists import ListBinding, ListCombiner
 from hvd_cluster.optimizer.targets import Target, positional
@@ -160,7 +161,8 @@ def _target(variable: Any, position: int) -> Target:
     dtype = keras.backend.standardize_dtype(variable.dtype)
     shape = tuple(variable.shape)
     name = getattr(variable, "path", None) or variable.name
-    return Target(id(variable), positional(name, position), shape, dtype, prod(shape) * _itemsize(dtype))
+    size = prod(shape) * _itemsize(dtype)
+    return Target(id(variable), positional(name, position), shape, dtype, size, stamp_of(variable))
 
 
 def _itemsize(dtype: str) -> int:

@@ -52,6 +52,8 @@ class Collective(Node):
             super().run(context)
             return
         engine = basics.engine()
+        if not self.has_entered(engine):
+            self.enter(engine)
         self.finish(context, engine, [self._submit(context, engine, self.name, wait=True)])
 
     def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:
@@ -70,10 +72,12 @@ class Collective(Node):
 
 
 def _reduction(construction: Construction) -> dict[str, Any]:
+    tag = construction.integer("tag")
     return {
         "op": ReduceOp(construction.integer("reduce_op")),
         "prescale_factor": as_factor(construction.text("prescale_factor")),
         "postscale_factor": as_factor(construction.text("postscale_factor")),
+        **({"tag": tag} if tag else {}),
     }
 
 

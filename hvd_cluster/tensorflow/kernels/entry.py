@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Protocol
 
-from collectives.api import InvalidRequestError
-from hvd_cluster import basics
-from hvd_cluster.graphs.completer import completer
-from hvd_cluster.graphs.lanes import Lane, Lanes
-from hvd_cluster.graphs.run import Run
+from hvd_cluster.graphs import beginnings
 from hvd_cluster.tensorflow.errors import as_status
 from hvd_cluster.tensorflow.kernels.context import RunContext
 from hvd_cluster.tensorflow.kernels.members import Join
@@ -29,9 +24,7 @@ __all__ = ["Kernel", "calling", "make_known"]
 
 
 class Kernel(Protocol):
-    """The computation of a node, each time that TensorFlow reaches it. ``waits``: whether it waits for other ranks."""
-
-    waits: bool
+    """The computation of a node, each time that TensorFlow reaches it."""
 
     def run(self, context: RunContext) -> None:
         """Set the outputs before it returns; an exception becomes the error of the node."""
@@ -40,7 +33,6 @@ class Kernel(Protocol):
 _kernels: dict[int, Kernel] = {}
 _numbers = count(1)
 _callers: set[int] = set()
-_lanes = Lanes()
 
 
 @contextmanager
@@ -82,103 +74,23 @@ def _delete(number: int) -> None:
 
 def _compute(number: int, pointer: int, callback: int) -> None:
     kernel, context = _kernels[number], RunContext(pointer)
-    done = take(callback) if kernel.waits and not _is_called() else None
-    if done is not None:
-        _begin(kernel, context, done)
-        return
+    if isinstance(kernel, Node | Join) and not _is_called():
+        done = take(callback)
+        if done is not None:
+            _begin(kernel, context, done)
+            return
     end = partial(long_calls.TF_RunAsyncOpKernelDoneCallback, callback)
     try:
         kernel.run(context)
     except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
-        _fail(context, error, end)
+        beginnings.fail(context, error, end, is_in_graph=not _is_called())
     else:
         end()
 
 
-def _begin(kernel: Kernel, context: RunContext, done: Done) -> None:
+def _begin(kernel: Node | Join, context: RunContext, done: Done) -> None:
     """Let another thread end the run."""
     if isinstance(kernel, Node):
-        _take_turn(kernel, context, done)
-        return
-    # Owned by the run. Its wait ends when all ranks have joined, or with the engine.
-    thread = threading.Thread(target=_wait, args=(kernel, context, done), name="hvd-tensorflow-wait", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:  # there are too many, or the interpreter ends
-        _fail(context, error, done)
-
-
-def _take_turn(kernel: Node, context: RunContext, done: Done) -> None:
-    try:
-        lane = kernel.lanes.choose(context)
-    except InvalidRequestError as error:
-        _fail(context, error, done)
+        beginnings.begin(kernel, context, done)
     else:
-        _lanes.enter((kernel, lane), partial(_submit, kernel, context, done, lane))
-
-
-def _submit(kernel: Node, context: RunContext, done: Done, lane: Lane) -> None:
-    leave = partial(_lanes.leave, (kernel, lane))
-    try:
-        run = Run(kernel, context, basics.engine(), (), done, leave, context.step)
-        if completer.admit(run):
-            _start(kernel, run, context, lane)
-    except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
-        _fail(context, error, done)
-        leave()
-
-
-def _start(kernel: Node, run: Run, context: RunContext, lane: Lane) -> None:
-    try:
-        run.works = kernel.start(context, run.engine, lane)
-    except InvalidRequestError as error:
-        run.error = error
-    except BaseException:
-        completer.withdraw(run)
-        raise
-    completer.follow(run)
-
-
-def _wait(kernel: Join, context: RunContext, done: Done) -> None:
-    """Join, and end the run, unless it has ended with another node of its step. Then this rank stays joined."""
-    try:
-        engine = basics.engine()
-        run = Run(kernel, context, engine, (), done, _stay, context.step)
-        if not completer.accompany(run):
-            return
-    except Exception as error:  # noqa: BLE001 - TensorFlow raises it
-        _fail(context, error, done)
-        return
-    joined: Future[int] = Future()
-    try:
-        joined.set_result(kernel.wait(engine))
-    except Exception as error:  # noqa: BLE001 - it is raised below, if anybody wants to know
-        joined.set_exception(error)
-    if completer.claim(run):
-        _end_join(kernel, context, done, joined)
-
-
-def _end_join(kernel: Join, context: RunContext, done: Done, joined: Future[int]) -> None:
-    try:
-        kernel.put(context, joined.result())
-    except Exception as error:  # noqa: BLE001 - TensorFlow raises it
-        _fail(context, error, done)
-    else:
-        done()
-
-
-def _stay() -> None:
-    """The run is in no lane."""
-
-
-def _fail(context: RunContext, error: BaseException, done: Callable[[], None]) -> None:
-    """End the run of a kernel with ``error``. After an interrupt the engine may go on, and ask for an output later.
-
-    TensorFlow hears of it first, then other nodes of the run of the graph: their errors would hide this one.
-    """
-    step = context.step
-    context.end()
-    context.report(error)
-    done()
-    if not _is_called():
-        completer.give_up(step)
+        beginnings.begin_join(kernel, context, done)

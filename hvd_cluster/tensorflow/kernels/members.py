@@ -32,8 +32,6 @@ class Barrier(Node):
 class Join:
     """HorovodJoin. A rank that has joined stays so until all have, also if the run of the graph fails meanwhile."""
 
-    waits = True
-
     def __init__(self, construction: Construction) -> None:
         self.process_set = set_with(construction.integer("process_set_id"))
 

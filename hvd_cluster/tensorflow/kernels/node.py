@@ -10,6 +10,7 @@ from collectives.api import HorovodInternalError
 from collectives.engine.engine import Engine
 from collectives.engine.work import Work
 from hvd_cluster import basics
+from hvd_cluster.comparison.rosters import NodeNaming
 from hvd_cluster.graphs.lanes import Lane, LaneChooser
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.naming import Naming, place_of
@@ -22,17 +23,30 @@ FIRST = Lane()
 
 
 class Node(ABC):
-    """``name`` is None in eager mode, for calls without one. ``lanes`` chooses the lane of a run."""
+    """``name`` is None in eager mode, for calls without one. ``lanes`` chooses the lane of a run.
 
-    waits = True
+    A node of gradients gets its name in each world.
+    """
 
     def __init__(self, construction: Construction) -> None:
         place = place_of(construction.name, construction.text("node_name"))
         is_by_path = Naming.BY_PATH in Naming(construction.integer("naming"))
         name = construction.text("tensor_name")
-        self.name = (place.path if is_by_path else "") + name or None
+        self._naming = NodeNaming(construction.integer("roster"), place.path if is_by_path else "", name)
+        self.name = self._naming.first
         self.lanes = LaneChooser(is_nested=place.depth > 1)
         self.process_set = set_with(construction.integer("process_set_id"))
+
+    def has_entered(self, engine: Engine) -> bool:
+        """Whether it has its name in the world of ``engine``."""
+        return self._naming.is_done(engine)
+
+    def enter(self, engine: Engine) -> None:
+        """Get the name in the world of ``engine``, perhaps after an exchange with the other ranks.
+
+        MismatchError where the ranks have different models.
+        """
+        self.name = self._naming.name_in(engine)
 
     @abstractmethod
     def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:
@@ -50,6 +64,8 @@ class Node(ABC):
     def run(self, context: Context) -> None:
         """Run the operation, and wait; raises its error."""
         engine = basics.engine()
+        if not self.has_entered(engine):
+            self.enter(engine)
         works = self.start(context, engine)
         synchronize(engine, works)
         self.finish(context, engine, works)

@@ -25,8 +25,6 @@ def is_included(id: int) -> int:
 class Number:
     """A node whose output is the value of a function."""
 
-    waits = False
-
     def __init__(self, function: Callable[[], int], construction: Construction) -> None:
         self._function = function
 

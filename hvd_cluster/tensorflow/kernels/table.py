@@ -25,7 +25,14 @@ __all__ = ["make_all_known"]
 TYPE = f"T: {{{ALLOWED}}}"
 TYPES = f"T: list({{{ALLOWED}}}) >= 1"
 SET = "process_set_id: int = 0"
-PLACE = ("tensor_name: string = ''", "node_name: string = ''", "naming: int = 0", SET)
+PLACE = (
+    "tensor_name: string = ''",
+    "node_name: string = ''",
+    "naming: int = 0",
+    "roster: int = 0",
+    "tag: int = 0",
+    SET,
+)
 # Texts, because an attribute of the type float has 32 bits.
 REDUCTION = ("reduce_op: int = 1", "prescale_factor: string = '1.0'", "postscale_factor: string = '1.0'")
 ROWS = "rows: int64"

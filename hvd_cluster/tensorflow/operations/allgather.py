@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from collectives.api import Operation, ReduceOp
+from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.operations.arguments import as_group
 from hvd_cluster.operations.gradients import of_group
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -67,14 +68,14 @@ def _grouped_allgather(
     name: str | None,
     ignore_name_scope: bool,
     process_set: ProcessSet,
-    by_path: bool = False,
+    roster: Roster | None = None,
 ) -> list[tf.Tensor]:
-    """As :func:`grouped_allgather`. ``by_path``: see :func:`call`."""
+    """As :func:`grouped_allgather`. ``roster``: see :func:`call`."""
     pairs = as_group(tensors, tf.Tensor, as_bits)
     if not pairs:
         return []
     inputs, where = {"tensors": [bits for bits, _ in pairs]}, set_attribute(process_set)
-    results = call("HorovodGroupedAllgather", inputs, where, name, ignore_name_scope, by_path)[0]
+    results = call("HorovodGroupedAllgather", inputs, where, name, ignore_name_scope, roster=roster)[0]
     return [restore(result) for result, (_, restore) in zip(results, pairs, strict=True)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from collectives.api import Operation, ReduceOp
+from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.compression import Compressor, compress_all, compressed, decompress_all
 from hvd_cluster.operations.arguments import as_group, choose_op
 from hvd_cluster.operations.gradients import of_group, require_linear
@@ -67,13 +68,17 @@ def _allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
     by_path: bool = False,
+    roster: Roster | None = None,
+    tag: int = 0,
 ) -> tf.Tensor:
     """As :func:`allreduce`, for a dense tensor and without compression; by default the sum.
 
-    ``by_path``: see :func:`call`.
+    ``by_path``, ``roster`` and ``tag``: see :func:`call`.
     """
     how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
-    return call("HorovodAllreduce", {"tensor": as_tensor(tensor)}, how, name, ignore_name_scope, by_path)
+    return call(
+        "HorovodAllreduce", {"tensor": as_tensor(tensor)}, how, name, ignore_name_scope, by_path, roster=roster, tag=tag
+    )
 
 
 @gradient_of("HorovodAllreduce")
@@ -148,17 +153,19 @@ def _grouped_allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
     by_path: bool = False,
+    roster: Roster | None = None,
+    tag: int = 0,
 ) -> list[tf.Tensor]:
     """As :func:`grouped_allreduce`, for dense tensors and without compression; by default the sums.
 
-    ``by_path``: see :func:`call`.
+    ``by_path``, ``roster`` and ``tag``: see :func:`call`.
     """
     how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
     given = as_group(tensors, tf.Tensor, as_tensor)
     if not given:
         return []
     results: list[tf.Tensor] = call(
-        "HorovodGroupedAllreduce", {"tensors": given}, how, name, ignore_name_scope, by_path
+        "HorovodGroupedAllreduce", {"tensors": given}, how, name, ignore_name_scope, by_path, roster=roster, tag=tag
     )
     return results
 

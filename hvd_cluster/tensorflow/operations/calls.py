@@ -13,6 +13,7 @@ from tensorflow.python.framework import op_def_library, ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from collectives.api import UnsupportedRequestError
+from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.tensorflow.errors import TEXT, engine_error
 from hvd_cluster.tensorflow.kernels.entry import calling
 from hvd_cluster.tensorflow.naming import Naming
@@ -37,21 +38,29 @@ def call(
     by_path: bool = False,
     named: bool = True,
     independent: bool = True,
+    roster: Roster | None = None,
+    tag: int = 0,
 ) -> Any:
     """The output or the list of outputs of ``op``; in a graph, the node of an op without outputs.
 
     ``inputs`` are tensors or lists of tensors by the names in the definition. ``named``: the op has a ``tensor_name``:
     ``name`` as text.
     ``by_path``: ``name`` is not the user's own, so that of a graph begins with the calls that lead to the node.
+    With a ``roster``, of gradients, ``name`` is a static one of it in a graph, and the path belongs to it, too.
+    ``tag``: see :class:`collectives.api.Request`.
     ``independent``: it does not matter when the op runs, relative to others with side effects.
     """
     context = eager_context.context()
     text = None if name is None else str(name)
     if not context.executing_eagerly():
-        naming = chosen(text, ignore_name_scope, by_path) if named else None
+        naming = chosen(text, ignore_name_scope, by_path or roster is not None) if named else None
+        if named:
+            attributes = {"roster": 0 if roster is None else roster.number, "tag": tag, **attributes}
         return _node(op, inputs, attributes, text, naming, independent)
     if named:
         attributes = {"tensor_name": text or "", "naming": 0, **attributes}
+    if tag:
+        attributes["tag"] = tag
     return _run(context, op, inputs, attributes)
 
 

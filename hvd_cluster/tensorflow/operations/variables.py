@@ -17,7 +17,7 @@ from hvd_cluster.tensorflow.operations.attributes import collective, set_attribu
 from hvd_cluster.tensorflow.operations.calls import call
 from hvd_cluster.tensorflow.tensors import as_bits
 
-__all__ = ["broadcast_", "broadcast_values", "naming_variables"]
+__all__ = ["broadcast_", "broadcast_values", "naming_variables", "require_variables"]
 
 tf.no_gradient("HorovodGroupedBroadcast")
 
@@ -40,11 +40,7 @@ def broadcast_(
 
 def broadcast_values(variables: Sequence[Any], root_rank: int, name: str | None, process_set: ProcessSet) -> list[Any]:
     """As :func:`broadcast_`; returns the assignments, which a graph has to run."""
-    for variable in variables:
-        if not hasattr(variable, "assign"):
-            raise InvalidRequestError(
-                f"an object of type {type(variable).__name__} is not a variable; give tf.Variables or Keras variables"
-            )
+    require_variables(variables)
     if not variables:
         return []
     pairs = [as_bits(variable) for variable in variables]
@@ -54,6 +50,15 @@ def broadcast_values(variables: Sequence[Any], root_rank: int, name: str | None,
     return [
         variable.assign(restore(value)) for variable, value, (_, restore) in zip(variables, values, pairs, strict=True)
     ]
+
+
+def require_variables(variables: Sequence[Any]) -> None:
+    """InvalidRequestError if one is no variable."""
+    for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise InvalidRequestError(
+                f"an object of type {type(variable).__name__} is not a variable; give tf.Variables or Keras variables"
+            )
 
 
 @contextmanager

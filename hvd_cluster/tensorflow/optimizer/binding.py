@@ -10,9 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from collectives.api import ReduceOp
+from hvd_cluster.comparison.rosters import Roster
+from hvd_cluster.comparison.twins import stamp_of
 from hvd_cluster.optimizer.lists import ListBinding, Shipment
 from hvd_cluster.optimizer.targets import Target, positional
 from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.tensorflow.errors import engine_error, raised_by_tensorflow
 from hvd_cluster.tensorflow.operations.allgather import _grouped_allgather
 from hvd_cluster.tensorflow.operations.allreduce import _allreduce, _grouped_allreduce
 from hvd_cluster.tensorflow.operations.numbers import size_op
@@ -29,6 +32,11 @@ class TensorFlowLists(ListBinding):
     def __init__(self, device_dense: str = "", device_sparse: str = "") -> None:
         self._device_dense = device_dense
         self._device_sparse = device_sparse
+
+    @staticmethod
+    def is_deferred() -> bool:
+        """See :class:`ListBinding`."""
+        return not tf.executing_eagerly()
 
     @staticmethod
     def kind(gradient: tf.Tensor) -> Hashable:
@@ -72,16 +80,29 @@ class TensorFlowLists(ListBinding):
             if not tf.executing_eagerly() or len(shipments) < 2:
                 return [_combined(shipment, process_set, fields) for shipment in shipments]
             everything = [tensor for shipment in shipments for tensor in shipment.tensors]
-            combined = iter(_combined(Shipment(shipments[0].name, everything), process_set, fields))
+            joint = Shipment(shipments[0].name, everything, tag=shipments[0].tag)
+            combined = iter(_combined(joint, process_set, fields))
             return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
 
-    def gather(self, gradient: tf.IndexedSlices, name: str, op: ReduceOp, process_set: ProcessSet) -> tf.IndexedSlices:
+    @staticmethod
+    def comparing() -> AbstractContextManager[None]:
+        """See :class:`ListBinding`."""
+        return raised_by_tensorflow()
+
+    @staticmethod
+    def engine_error(error: Exception) -> BaseException | None:
+        """See :class:`ListBinding`."""
+        return engine_error(error)
+
+    def gather(
+        self, gradient: tf.IndexedSlices, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
+    ) -> tf.IndexedSlices:
         """See :class:`ListBinding`."""
         with _on(self._device_sparse):
             values = self._of_average(gradient.values, process_set) if op is ReduceOp.AVERAGE else gradient.values
             # In one group, so that no rank has the values of one step and the indices of another.
             both = [values, gradient.indices]
-            values, indices = _grouped_allgather(both, f"{name}.slices", False, process_set, by_path=True)
+            values, indices = _grouped_allgather(both, f"{name}.slices", False, process_set, roster=roster)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
     def share(self, gradient: Any, process_set: ProcessSet) -> Any:
@@ -104,7 +125,7 @@ def _on(device: str) -> AbstractContextManager[Any]:
 
 def _combined(shipment: Shipment, process_set: ProcessSet, fields: Mapping[str, Any]) -> Sequence[tf.Tensor]:
     # A script may have several tapes, in functions that run at the same time, whose gradients have equal names.
-    how = {**fields, "process_set": process_set, "by_path": True}
+    how = {**fields, "process_set": process_set, "roster": shipment.roster, "tag": shipment.tag}
     if shipment.is_alone:
         return [_allreduce(shipment.tensors[0], shipment.name, **how)]
     return _grouped_allreduce(shipment.tensors, shipment.name, **how)
@@ -115,7 +136,7 @@ def target_of(variable: Any, name: str) -> Target:
     dtype, shape = tf.as_dtype(variable.dtype), tf.TensorShape(variable.shape)
     if not shape.is_fully_defined():
         return Target(id(variable), name, None, dtype, None)
-    return Target(id(variable), name, tuple(shape), dtype, shape.num_elements() * dtype.size)
+    return Target(id(variable), name, tuple(shape), dtype, shape.num_elements() * dtype.size, stamp_of(variable))
 
 
 def targets_of(variables: Iterable[Any]) -> list[Target]:

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from hvd_cluster import basics
 from hvd_cluster.elastic.handlers import SnapshotHandler
-from hvd_cluster.process_sets import global_process_set
-from hvd_cluster.structures import broadcast_structure, mapped, paired
+from hvd_cluster.structures import mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvd_cluster.torch.optimizer.holding import is_shared
 from hvd_cluster.torch.optimizer.parameters import parameter_groups
@@ -61,9 +59,7 @@ class ModelStateHandler(SnapshotHandler):
 
     def share_light(self, root_rank: int) -> None:
         """See :class:`Part`."""
-        light = broadcast_structure(self.light, "the buffers", root_rank, "state.buffers", global_process_set)
-        if basics.rank() != root_rank:
-            self.put_light(light)
+        self.share_structure("buffers", root_rank)
 
     def forget(self) -> None:
         """See :class:`Part`."""
@@ -112,9 +108,7 @@ class OptimizerStateHandler(SnapshotHandler):
 
     def share_light(self, root_rank: int) -> None:
         """See :class:`Part`."""
-        light = broadcast_structure(self.light, "the options", root_rank, "state.options", global_process_set)
-        if basics.rank() != root_rank:
-            self.put_light(light)
+        self.share_structure("options", root_rank)
 
     def forget(self) -> None:
         """See :class:`Part`."""

@@ -36,17 +36,17 @@ __all__ = [
     "output",
     "poll",
     "run",
+    "run_all",
     "start",
     "start_group",
     "synchronize",
-    "synchronize_all",
     "with_splits",
 ]
 
 start, run = operands.start, operands.run  # of operations that are not compiled themselves
 poll = uncompiled(handles.poll, __name__)
 synchronize = uncompiled(handles.synchronize, __name__)
-synchronize_all = uncompiled(handles.synchronize_all, __name__)
+run_all = uncompiled(handles.run_all, __name__)
 
 
 def start_group(

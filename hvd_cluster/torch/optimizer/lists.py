@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 
 from collectives.api import Operation, ReduceOp
+from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.operations.handles import Handle, HandleGroup
+from hvd_cluster.operations.refusals import refusing
 from hvd_cluster.optimizer.lists import ListBinding, Shipment
 from hvd_cluster.optimizer.targets import Target
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.torch.operations.operands import in_place, start, start_group, synchronize_all
+from hvd_cluster.torch.operations.operands import in_place, run_all, start, start_group
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
 
 __all__ = ["TorchLists"]
@@ -62,11 +65,13 @@ class TorchLists(ListBinding):
     ) -> Sequence[Sequence[torch.Tensor]]:
         """See :class:`ListBinding`."""
         with torch.no_grad():
-            results = synchronize_all([_started(shipment, process_set, fields) for shipment in shipments])
+            results = run_all(partial(_started, shipment, process_set, fields) for shipment in shipments)
         return [[result] if shipment.is_alone else result for shipment, result in zip(shipments, results, strict=True)]
 
     @staticmethod
-    def gather(gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet) -> torch.Tensor:
+    def gather(
+        gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
+    ) -> torch.Tensor:
         """See :class:`ListBinding`."""
         return sparse_allreduce_async(gradient, name, op, process_set)()
 
@@ -77,6 +82,9 @@ class TorchLists(ListBinding):
 
 
 def _started(shipment: Shipment, process_set: ProcessSet, fields: Mapping[str, Any]) -> Handle | HandleGroup:
-    if shipment.is_alone:
-        return start(Operation.ALLREDUCE, in_place, shipment.tensors[0], shipment.name, process_set, **fields)
-    return start_group(Operation.ALLREDUCE, in_place, shipment.tensors, list, shipment.name, process_set, **fields)
+    operation, name = Operation.ALLREDUCE, shipment.name
+    fields = {**fields, "tag": shipment.tag} if shipment.tag else fields
+    with refusing(operation, name, process_set, None if shipment.is_alone else len(shipment.tensors)):
+        if shipment.is_alone:
+            return start(operation, in_place, shipment.tensors[0], name, process_set, **fields)
+        return start_group(operation, in_place, shipment.tensors, list, name, process_set, **fields)

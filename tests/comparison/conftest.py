@@ -1,0 +1,10 @@
+"""Ranks that compare their models: threads of this process."""
+
+import pytest
+
+from tests.ranks import player
+
+
+@pytest.fixture
+def on_ranks(monkeypatch):
+    return player(monkeypatch)
