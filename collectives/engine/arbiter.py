@@ -1,12 +1,14 @@
-"""On rank 0: ends calls of one name and different kinds that wait for each other for ever."""
+"""On rank 0: ends calls that wait for each other for ever, of one name and different kinds, or of different names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from collectives.planning.coordinator import Coordinator
-from collectives.planning.crossings import Crossing, is_certain
+from collectives.planning.crossings import is_certain
+from collectives.planning.standstills import standstill, suspects
 from collectives.planning.survey import Survey
+from collectives.planning.whereabouts import Whereabouts
 
 __all__ = ["Arbiter"]
 
@@ -19,7 +21,7 @@ LONGEST_SECONDS = 5.0
 
 
 class Arbiter:
-    """Asks the ranks of a crossing where they stand: only they know whether they can still make the other call.
+    """Asks the ranks of such calls where they stand: only they know whether they can still make another call.
 
     ``ask`` sends the question to ranks, and ``survey`` gets the answers. ``deadline`` is the time of the next look, in
     monotonic seconds; None when callers waited for one tensor or none at the last one.
@@ -32,7 +34,7 @@ class Arbiter:
         self.deadline: float | None = None
 
     def look(self, coordinator: Coordinator, now: float) -> None:
-        """End the crossings of which the ranks have told that they are certain; ask about the others."""
+        """End the calls of which the ranks have told that it is certain; ask about the others."""
         if self.deadline is None:
             if coordinator.may_cross:
                 self.deadline = now + PATIENCE_SECONDS
@@ -43,26 +45,34 @@ class Arbiter:
                 self._judge(coordinator, self._asked, now)
 
     def _question(self, coordinator: Coordinator, now: float) -> None:
-        crossings = coordinator.crossings(now - PATIENCE_SECONDS)
-        for rank in sorted({rank for crossing in crossings for rank in crossing.submitted}):
+        ranks = _ranks(coordinator, now - PATIENCE_SECONDS)
+        for rank in ranks:
             self._ask(self._survey.ask((rank,), now))
-        self._asked = now if crossings else None
-        self._plan(coordinator, now, ANSWER_SECONDS if crossings else PATIENCE_SECONDS)
+        self._asked = now if ranks else None
+        self._plan(coordinator, now, ANSWER_SECONDS if ranks else PATIENCE_SECONDS)
 
     def _judge(self, coordinator: Coordinator, asked: float, now: float) -> None:
-        is_complete = True
         for crossing in coordinator.crossings(asked):
-            if self._is_certain(crossing, asked):
-                coordinator.end_crossing(crossing)
-            else:
-                is_complete = is_complete and all(self._survey.answer(rank, asked) for rank in crossing.submitted)
-        is_over = is_complete or now >= asked + LONGEST_SECONDS
+            if is_certain(crossing, self._answers(crossing.submitted, asked)):
+                coordinator.fail(crossing.keys, crossing.why)
+        awaited = coordinator.awaited(asked)
+        found = standstill(awaited, self._answers(suspects(awaited), asked))
+        if found is not None:
+            coordinator.fail(found.keys, found.why)
+        ranks = _ranks(coordinator, asked)
+        is_over = len(self._answers(ranks, asked)) == len(ranks) or now >= asked + LONGEST_SECONDS
         self._asked = None if is_over else asked
         self._plan(coordinator, now, PATIENCE_SECONDS if is_over else ANSWER_SECONDS)
 
-    def _is_certain(self, crossing: Crossing, asked: float) -> bool:
-        answers = (self._survey.answer(rank, asked) for rank in crossing.submitted)
-        return is_certain(crossing, [answer for answer in answers if answer is not None])
+    def _answers(self, ranks: Iterable[int], asked: float) -> list[Whereabouts]:
+        answers = (self._survey.answer(rank, asked) for rank in ranks)
+        return [answer for answer in answers if answer is not None]
 
     def _plan(self, coordinator: Coordinator, now: float, seconds: float) -> None:
         self.deadline = now + seconds if coordinator.may_cross else None
+
+
+def _ranks(coordinator: Coordinator, before: float) -> list[int]:
+    """The ranks in calls that may wait for each other, submitted ``before`` a time; usually there are none."""
+    crossing = {rank for crossing in coordinator.crossings(before) for rank in crossing.submitted}
+    return sorted(crossing | suspects(coordinator.awaited(before)))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from collectives.api import Request
-from collectives.engine.stacks import busy, look, region
+from collectives.engine.stacks import busy, is_idle, look, region
 from collectives.engine.work_table import WorkTable
 from collectives.planning.whereabouts import Activity, Call, Whereabouts, activity
 
@@ -96,9 +96,9 @@ class Locator:
         )
 
     def _held(self) -> object | None:
-        """The calls in which each thread that calls collectives waits; None if one of them may make another call."""
+        """The calls in which each thread that calls collectives waits; None if a thread may make another call."""
         callers = self._callers()
-        is_held = all(callers.get(thread, True) for thread in _users())
+        is_held = all(callers[thread] if thread in callers else is_idle(thread) for thread in _users())
         return (self._works.last, self._works.urged()) if is_held else None
 
     def _last(self) -> Call | None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import faulthandler
 import linecache
 import os
-import sys
+import re
 import sysconfig
 import threading
 import time
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import NamedTuple
 
 from collectives.logs import PACKAGES
 from collectives.planning.whereabouts import Frame
 
-__all__ = ["Look", "busy", "is_in_fit", "look", "region"]
+__all__ = ["Look", "busy", "is_idle", "is_in_fit", "look", "region"]
 
 SHOWN_FRAMES = 3
 THREAD_CLOCK = 6
@@ -29,10 +29,16 @@ _LIBRARIES = tuple({f"{sysconfig.get_paths()[kind]}{os.sep}" for kind in ("stdli
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-class Place(NamedTuple):
-    """A line of a function that runs."""
+_THREAD = re.compile(r"(?:Thread|Current thread) 0x([0-9a-f]+)")
+_PLACE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
-    code: CodeType
+
+class Place(NamedTuple):
+    """A line of a function that runs, in ``file``."""
+
+    file: str
+    function: str
     line: int
 
 
@@ -51,16 +57,16 @@ class Look(NamedTuple):
     @property
     def has_ended(self) -> bool:
         """Whether the thread has left the user's code for ever."""
-        return not self.places or _is_end(self.places[0].code)
+        return not self.places or _is_end(self.places[0])
 
 
 def look(thread: int) -> Look:
     """A look at ``thread``, by its identifier; it has no places if the thread has ended."""
-    frame, now = sys._current_frames().get(thread), time.monotonic()
-    if frame is None:
+    places, now = _stacks().get(thread, []), time.monotonic()
+    if not places:
         return Look((), 0.0, 0.0, now)
     native = next((each.native_id for each in threading.enumerate() if each.ident == thread), None) or 0
-    return Look(_places(frame), _used(native), _queued(native), now)
+    return Look(places, _used(native), _queued(native), now)
 
 
 def _used(native: int) -> float:
@@ -80,26 +86,54 @@ def _queued(native: int) -> float:
     return int(fields[1]) / 1e9
 
 
-def _places(frame: FrameType | None) -> Sequence[Place]:
-    places = []
-    while frame is not None:
-        places.append(Place(frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return places[::-1]
+def _stacks() -> dict[int, list[Place]]:
+    """The functions of each thread, the outermost first, but no more than the 100 innermost.
+
+    Code in Python that follows ``f_back`` crashes the process if such a thread goes on meanwhile (CPython issues 99110
+    and 111363); faulthandler reads everything in one step. Empty where no descriptor is left.
+    """
+    stacks: dict[int, list[Place]] = {}
+    for line in _dump().splitlines():
+        if thread := _THREAD.match(line):
+            places = stacks[int(thread[1], 16)] = []
+        elif place := _PLACE.match(line):
+            places.insert(0, Place(_unescaped(place[1]), _unescaped(place[3]), int(place[2])))
+    return stacks
 
 
-def _is_end(code: CodeType) -> bool:
+def _dump() -> str:
+    try:
+        file = os.memfd_create("stacks")
+    except OSError:
+        return ""
+    try:
+        faulthandler.dump_traceback(file)
+        return os.pread(file, os.fstat(file).st_size, 0).decode("ascii", "replace")
+    finally:
+        os.close(file)
+
+
+def _unescaped(text: str) -> str:
+    """faulthandler writes other characters than ASCII as escapes."""
+    return _ESCAPE.sub(lambda found: chr(int("".join(filter(None, found.groups())), 16)), text)
+
+
+def _is_end(place: Place) -> bool:
     """Whether the main thread waits for others at the end of the interpreter."""
-    return code.co_name == "_shutdown" and code.co_filename == threading.__file__
+    return place.function == "_shutdown" and place.file == threading.__file__
 
 
 def is_in_fit() -> bool:
     """Whether a thread of this process is in fit() of Keras, whose steps may call collectives on other threads."""
-    return any(_is_fit(place.code) for frame in sys._current_frames().values() for place in _places(frame))
+    return any(place.function == "fit" and KERAS in place.file for places in _stacks().values() for place in places)
 
 
-def _is_fit(code: CodeType) -> bool:
-    return code.co_name == "fit" and KERAS in code.co_filename
+def is_idle(thread: int) -> bool:
+    """Whether ``thread`` makes no call of its own accord: it has no code of the user, or waits for another thread."""
+    files = [place.file for place in _stacks().get(thread, [])]
+    if not files or files[-1].startswith((threading.__file__, *_OURS)):
+        return True
+    return not any(_is_users(file) and not file.startswith((*_OURS, "<frozen")) for file in files)
 
 
 def busy(first: Look, second: Look) -> float:
@@ -120,9 +154,9 @@ def region(first: Look, second: Look) -> tuple[Frame, ...]:
     """
     if second.has_ended:
         return ()
-    pairs = takewhile(lambda pair: pair[0].code is pair[1].code, zip(first.places, second.places, strict=False))
-    both = [pair for pair in pairs if not pair[0].code.co_filename.startswith((*_OURS, "<frozen"))]
-    users = [pair for pair in both if _is_users(pair[0].code.co_filename)]
+    pairs = takewhile(lambda pair: pair[0][:2] == pair[1][:2], zip(first.places, second.places, strict=False))
+    both = [pair for pair in pairs if not pair[0].file.startswith((*_OURS, "<frozen"))]
+    users = [pair for pair in both if _is_users(pair[0].file)]
     called = both[-1:] if both and both[-1] not in users[-1:] else []
     return tuple(_frame(*pair) for pair in [*users[-SHOWN_FRAMES:], *called])
 
@@ -132,9 +166,9 @@ def _is_users(file: str) -> bool:
 
 
 def _frame(first: Place, second: Place) -> Frame:
-    file, lines = second.code.co_filename, sorted((first.line, second.line))
-    source = linecache.getline(file, second.line).strip()
-    return Frame(_short(file), lines[0], lines[1], second.code.co_name, source)
+    lines = sorted((first.line, second.line))
+    source = linecache.getline(second.file, second.line).strip()
+    return Frame(_short(second.file), lines[0], lines[1], second.function, source)
 
 
 def _short(file: str) -> str:

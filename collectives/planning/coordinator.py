@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from collectives.api import EngineError, InvalidRequestError, Operation, Request
 from collectives.parameters import Parameters
@@ -113,12 +113,18 @@ class Coordinator:
         """The calls of one name and different kinds that wait for each other, submitted ``before`` a time."""
         return self._submissions.crossings(before)
 
-    def end_crossing(self, crossing: Crossing) -> None:
-        """Its calls fail on all ranks: each has submitted one of them, and none can submit another."""
-        for key in crossing.keys:
+    def awaited(self, before: float) -> dict[Key, Waiting]:
+        """The half-submitted tensors that callers wait for, submitted ``before`` a time in monotonic seconds."""
+        return self._submissions.of_keys(self._urgent, before)
+
+    def fail(self, keys: Iterable[Key], why: Disagreement) -> None:
+        """Half-submitted tensors fail on all ranks that submitted them: the others never will. Joins go on."""
+        for key in keys:
+            if self._submissions.is_join(key):
+                continue
             pending = self._pending.pop(key, None)  # None: it has failed with its group
             if pending is not None:
-                self._refusals.fail(key, pending, crossing.why)
+                self._refusals.fail(key, pending, why)
 
     def submissions(self, sender: int, message: Message) -> Iterator[tuple[Key, tuple[int, ...], bool]]:
         """The tensors that ``message`` submits: each with its ranks, and whether it came as an id.

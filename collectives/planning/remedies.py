@@ -1,15 +1,18 @@
-"""Pure: what a script must change where a rank has ended, and another one waits for it."""
+"""Pure: the change that a script needs where a rank waits for one that has ended, or that waits in another call."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from collectives.api import Operation
 
-__all__ = ["remedy"]
+__all__ = ["remedy", "remedy_of_calls"]
 
 _GRADIENT = re.compile(r"(^|[./])(gradient|delta)s?\.")
 """In the names of the collectives of a step, of the optimizers of all frameworks."""
+_STEP = re.compile(r"(^|[./])(gradient|delta)s?\.|\.optimizer\.models")
+"""In those names, and in those of the comparison of the models of the ranks."""
 _SET_CHANGES = (Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET)
 
 FEWER = "it has had fewer batches; let each rank call hvd.join() after its last batch"
@@ -23,6 +26,17 @@ NOTHING = "it has called no collective; let all ranks make the same calls, whate
 OTHER_CALLBACKS = "it has not called {!r}; give fit() the same callbacks and the same number of epochs on all ranks"
 OTHER_CALL = "it has not called {!r}; let all ranks make that call, whatever their rank is"
 OTHER_EPOCHS = "it has had fewer batches, and last called {!r}; give all ranks the same number of batches and of epochs"
+
+SAME_CALLS = "let all ranks make the same calls in the same order"
+SAME_OPTIMIZERS = (
+    "let all ranks have the same models, and make, change and step their optimizers, or use their tapes, in the same "
+    "order"
+)
+
+
+def remedy_of_calls(names: Iterable[str]) -> str:
+    """The change that the script needs where ranks wait for each other in the calls ``names``; without a period."""
+    return SAME_OPTIMIZERS if any(map(_STEP.search, names)) else SAME_CALLS
 
 
 def remedy(last: str, operation: Operation, waits: str, is_in_fit: bool) -> str:

@@ -61,6 +61,20 @@ class Submissions:
             for kind, tensors in kinds.items()
         }
 
+    def of_keys(self, keys: Iterable[Key], before: float) -> dict[Key, Waiting]:
+        """Those of ``keys`` that are half-submitted, since ``before`` a time in monotonic seconds."""
+        found = {key: self.pending[key] for key in keys if key in self.pending}
+        return {
+            key: pending.waiting(self._excused(key, pending))
+            for key, pending in found.items()
+            if pending.since <= before
+        }
+
+    @staticmethod
+    def is_join(key: Key) -> bool:
+        """Whether ``key`` is that of a join."""
+        return key[1].startswith(JOIN)
+
     def stalled_joins(self, tensors: Iterable[Waiting]) -> dict[Key, Waiting]:
         """The joins that silent ranks are missing in. A rank that waits for one of ``tensors`` is not silent."""
         busy = {rank for tensor in tensors for rank in tensor.submitted}
@@ -88,7 +102,7 @@ class Submissions:
         The other ranks may train, and must not wait for it until all of them join. Other calls stay refused.
         """
         pending = self.pending.get(key)
-        if not key[1].startswith(JOIN):
+        if not self.is_join(key):
             return False
         if pending is None:
             return self._rejections.withdraw(key, rank)

@@ -54,7 +54,7 @@ class Whereabouts:
     ``thread`` is the name of the thread that calls collectives, and ``busy`` the part of the time, 0 to 1, in which it
     used a processor, where one was free. ``last`` is the collective that the rank submitted last, ``waits`` are those
     that it waits for. ``frames`` are the innermost functions of the user's code, the innermost last. ``is_held``: each
-    thread that has called collectives waits in one, so none of them submits anything before ``waits`` change.
+    thread that may call collectives waits in one, so nothing more is submitted before ``waits`` change.
     """
 
     rank: int

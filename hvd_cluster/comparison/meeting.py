@@ -16,6 +16,7 @@ import numpy as np
 
 from collectives.api import MismatchError, Operation
 from collectives.engine.engine import Engine
+from collectives.planning.standstills import PROPERTY as STANDSTILL
 from hvd_cluster import basics
 from hvd_cluster.comparison.models import Model, Names, Told, crossed, judge
 from hvd_cluster.comparison.twins import Place, are_swapped, place_of
@@ -78,6 +79,10 @@ class Meeting:
     def _lead(self, model: Model, known: Collection[Model], process_set: ProcessSet) -> Agreed | None:
         try:
             return self._exchange(model, known, process_set)
+        except MismatchError as error:
+            if error.property == STANDSTILL:  # the others wait for gradients, and would wait for more of them
+                basics.engine().abort(error)
+            raise
         finally:
             with self._changed:
                 self._leads = False

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from collectives.api import DuplicateNameError, HorovodInternalError, InvalidRequestError, MismatchError, Operation
+from collectives.planning.standstills import PROPERTY as STANDSTILL
 from hvd_cluster import basics
 from hvd_cluster.operations.handles import HandleGroup
 from hvd_cluster.operations.refusals import refuse
@@ -133,6 +134,9 @@ class Reduction(Generic[P]):
                 if (yield from self._try()):
                     return
             except MismatchError as error:
+                if error.property == STANDSTILL:
+                    basics.engine().abort(error)  # other tensors of this step would wait for ever
+                    raise
                 failure = error.with_traceback(None)  # the frames of a traceback would keep the optimizer alive
             except InvalidRequestError as error:
                 if error is not self._refused:

@@ -100,6 +100,16 @@ def check_the_kinds_of_a_name_may_come_in_any_order():
         assert odd_one_out(results, results[::-1]) == [[float(hvd.size())] * 2, [1.0] * 2]
 
 
+def check_ranks_that_wait_for_each_other_in_different_calls():
+    """Also where the last rank has joined: it waits until the others join."""
+    for with_join in (False, True)[: hvd.size() - 1]:
+        if not (with_join and hvd.rank() == hvd.size() - 1):
+            message = message_of(lambda: hvd.allreduce(torch.ones(3), name=odd_one_out("usual", "odd")))
+            assert "'allreduce.usual' on rank" in message and "'allreduce.odd' on rank 1; " in message
+        hvd.join()
+    works()
+
+
 def check_an_object_that_cannot_be_pickled():
     lock = threading.Lock()
     for call in (
