@@ -36,7 +36,7 @@ SAME_OPTIMIZERS = (
 
 def remedy_of_calls(names: Iterable[str]) -> str:
     """The change that the script needs where ranks wait for each other in the calls ``names``; without a period."""
-    return SAME_OPTIMIZERS if any(map(_STEP.search, names)) else SAME_CALLS
+    return SAME_OPTIMIZERS if all(map(_STEP.search, names)) else SAME_CALLS
 
 
 def remedy(last: str, operation: Operation, waits: str, is_in_fit: bool) -> str:

@@ -105,7 +105,8 @@ def check_ranks_that_wait_for_each_other_in_different_calls():
     for with_join in (False, True)[: hvd.size() - 1]:
         if not (with_join and hvd.rank() == hvd.size() - 1):
             message = message_of(lambda: hvd.allreduce(torch.ones(3), name=odd_one_out("usual", "odd")))
-            assert "'allreduce.usual' on rank" in message and "'allreduce.odd' on rank 1; " in message
+            assert "'allreduce.usual' on rank" in message
+            assert "'allreduce.odd' on rank 1; " in message
         hvd.join()
     works()
 
