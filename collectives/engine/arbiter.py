@@ -65,7 +65,7 @@ class Arbiter:
         self._plan(coordinator, now, PATIENCE_SECONDS if is_over else ANSWER_SECONDS)
 
     def _answers(self, ranks: Iterable[int], asked: float) -> list[Whereabouts]:
-        answers = (self._survey.answer(rank, asked) for rank in ranks)
+        answers = (self._survey.answer_to(rank, asked) for rank in ranks)
         return [answer for answer in answers if answer is not None]
 
     def _plan(self, coordinator: Coordinator, now: float, seconds: float) -> None:

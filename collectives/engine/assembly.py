@@ -217,10 +217,13 @@ class Assembly:
 
     def _make_locator(self) -> Locator:
         rank = self._topology.rank
-        return Locator(rank, self.works, self._callers, self._link.answer, self._wake_locator)
+        return Locator(rank, self.works, self._callers, self._has_news, self._link.answer, self._wake_locator)
 
     def _callers(self) -> Mapping[int, bool]:
         return self.driver.inside.ever()
+
+    def _has_news(self) -> bool:
+        return self._worker.has_news
 
     def _wake_locator(self) -> None:
         """On the thread of the locator: it has found out where this rank stands."""

@@ -38,5 +38,5 @@ class Attendance:
         for message in self._link.attend():
             self._dispatch(message)
         self.inquiries.look()
-        self._locator.look()
+        self._locator.look(in_operation=True)
         return self._link.has_kept

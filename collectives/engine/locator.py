@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from collectives.api import Request
-from collectives.engine.stacks import busy, is_idle, look, region
+from collectives.engine.stacks import busy, is_idle, look, read_stacks, region
 from collectives.engine.work_table import WorkTable
 from collectives.planning.whereabouts import Activity, Call, Whereabouts, activity
 
@@ -27,6 +28,7 @@ class Locator:
     """Looks at the thread of this process that calls collectives, and passes the answer to ``send``.
 
     ``callers`` returns the threads that have made calls, by their identifiers, and whether each is inside of one.
+    ``has_news`` tells whether rank 0 has still to hear of calls that were made.
     ``wake`` lets the thread that drives call :meth:`look` soon. Both methods are for that thread.
     """
 
@@ -35,12 +37,14 @@ class Locator:
         rank: int,
         works: WorkTable,
         callers: Callable[[], Mapping[int, bool]],
+        has_news: Callable[[], bool],
         send: Callable[[Whereabouts], None],
         wake: Callable[[], None],
     ) -> None:
         self._rank = rank
         self._works = works
         self._callers = callers
+        self._has_news = has_news
         self._send = send
         self._wake = wake
         self._thread: threading.Thread | None = None
@@ -57,11 +61,15 @@ class Locator:
             except RuntimeError as error:  # too many threads, or the end of the interpreter
                 self._fail(error)
 
-    def look(self) -> None:
-        """Send the answer, if it is there."""
+    def look(self, in_operation: bool = False) -> None:
+        """Send the answer, if it is there. ``in_operation``: messages to this rank, and its calls, wait meanwhile.
+
+        An answer that comes before the news of a call does not count as one of a rank that is held.
+        """
         found, self._found = self._found, None
         if found is not None:
-            self._send(found)
+            is_current = not (in_operation or self._has_news())
+            self._send(found if is_current else replace(found, is_held=False))
 
     def _find(self) -> None:
         try:
@@ -79,9 +87,11 @@ class Locator:
     def _whereabouts(self) -> Whereabouts:
         callers = self._callers()
         thread = _caller(callers)
-        first, held = look(thread), self._held()
+        stacks, held = read_stacks(), self._waits_of_held(callers)
+        first, others = look(thread, stacks), {each: look(each, stacks) for each in self._strangers()}
         time.sleep(LOOK_SECONDS)
-        second = look(thread)
+        stacks = read_stacks()
+        second = look(thread, stacks)
         share, waits = busy(first, second), self._waits()
         is_inside = bool(callers.get(thread))
         return Whereabouts(
@@ -92,13 +102,19 @@ class Locator:
             self._last(),
             waits,
             region(first, second),
-            held is not None and held == self._held(),
+            held is not None
+            and held == self._waits_of_held(self._callers())
+            and all(each in others and is_idle(others[each], look(each, stacks)) for each in self._strangers()),
         )
 
-    def _held(self) -> object | None:
-        """The calls in which each thread that calls collectives waits; None if a thread may make another call."""
+    def _strangers(self) -> list[int]:
+        """The threads of the program that have called no collective."""
         callers = self._callers()
-        is_held = all(callers[thread] if thread in callers else is_idle(thread) for thread in _users())
+        return [thread for thread in _users() if thread not in callers]
+
+    def _waits_of_held(self, callers: Mapping[int, bool]) -> object | None:
+        """The calls in which each thread that calls collectives waits; None if one of them may make another call."""
+        is_held = all(callers.get(thread, True) for thread in _users())
         return (self._works.last, self._works.urged()) if is_held else None
 
     def _last(self) -> Call | None:

@@ -7,17 +7,18 @@ import linecache
 import os
 import re
 import sysconfig
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from collectives.logs import PACKAGES
-from collectives.planning.whereabouts import Frame
+from collectives.planning.whereabouts import COMPUTING_SHARE, Frame
 
-__all__ = ["Look", "busy", "is_idle", "is_in_fit", "look", "region"]
+__all__ = ["Look", "busy", "is_idle", "is_in_fit", "look", "read_stacks", "region"]
 
 SHOWN_FRAMES = 3
 THREAD_CLOCK = 6
@@ -42,6 +43,10 @@ class Place(NamedTuple):
     line: int
 
 
+Stacks: TypeAlias = Mapping[int, Sequence[Place]]
+"""The functions of each thread, by its identifier."""
+
+
 class Look(NamedTuple):
     """One look at a thread: its functions, the outermost first.
 
@@ -60,9 +65,9 @@ class Look(NamedTuple):
         return not self.places or _is_end(self.places[0])
 
 
-def look(thread: int) -> Look:
+def look(thread: int, stacks: Stacks) -> Look:
     """A look at ``thread``, by its identifier; it has no places if the thread has ended."""
-    places, now = _stacks().get(thread, []), time.monotonic()
+    places, now = stacks.get(thread, []), time.monotonic()
     if not places:
         return Look((), 0.0, 0.0, now)
     native = next((each.native_id for each in threading.enumerate() if each.ident == thread), None) or 0
@@ -86,11 +91,12 @@ def _queued(native: int) -> float:
     return int(fields[1]) / 1e9
 
 
-def _stacks() -> dict[int, list[Place]]:
+def read_stacks() -> Stacks:
     """The functions of each thread, the outermost first, but no more than the 100 innermost.
 
     Code in Python that follows ``f_back`` crashes the process if such a thread goes on meanwhile (CPython issues 99110
-    and 111363); faulthandler reads everything in one step. Empty where no descriptor is left.
+    and 111363); faulthandler reads everything in one step. OSError where no descriptor is left, or where the process
+    has more threads than the 100 that faulthandler reads.
     """
     stacks: dict[int, list[Place]] = {}
     for line in _dump().splitlines():
@@ -98,19 +104,16 @@ def _stacks() -> dict[int, list[Place]]:
             places = stacks[int(thread[1], 16)] = []
         elif place := _PLACE.match(line):
             places.insert(0, Place(_unescaped(place[1]), _unescaped(place[3]), int(place[2])))
+        elif line == "...":
+            raise OSError("this process has more threads than faulthandler reads")
     return stacks
 
 
 def _dump() -> str:
-    try:
-        file = os.memfd_create("stacks")
-    except OSError:
-        return ""
-    try:
+    with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file)
-        return os.pread(file, os.fstat(file).st_size, 0).decode("ascii", "replace")
-    finally:
-        os.close(file)
+        file.seek(0)
+        return file.read().decode("ascii", "replace")
 
 
 def _unescaped(text: str) -> str:
@@ -125,15 +128,23 @@ def _is_end(place: Place) -> bool:
 
 def is_in_fit() -> bool:
     """Whether a thread of this process is in fit() of Keras, whose steps may call collectives on other threads."""
-    return any(place.function == "fit" and KERAS in place.file for places in _stacks().values() for place in places)
+    try:
+        stacks = read_stacks()
+    except OSError:
+        return False
+    return any(place.function == "fit" and KERAS in place.file for places in stacks.values() for place in places)
 
 
-def is_idle(thread: int) -> bool:
-    """Whether ``thread`` makes no call of its own accord: it has no code of the user, or waits for another thread."""
-    files = [place.file for place in _stacks().get(thread, [])]
-    if not files or files[-1].startswith((threading.__file__, *_OURS)):
+def is_idle(first: Look, second: Look) -> bool:
+    """Whether a thread, seen twice, makes no call of its own accord.
+
+    It waits for another thread, or inside of our code; or it has no code of the user, and does not compute.
+    """
+    files = [place.file for place in second.places]
+    if not files or files[-1].startswith(_OURS):
         return True
-    return not any(_is_users(file) and not file.startswith((*_OURS, "<frozen")) for file in files)
+    is_users = any(_is_users(file) and not file.startswith((*_OURS, "<frozen")) for file in files)
+    return busy(first, second) < COMPUTING_SHARE and (not is_users or files[-1] == threading.__file__)
 
 
 def busy(first: Look, second: Look) -> float:

@@ -35,8 +35,11 @@ def suspects(pending: Pending) -> set[int]:
 
     ``pending`` has the tensors that callers wait for.
     """
+    called = {rank for waiting in pending.values() for rank in waiting.submitted}
     calls: dict[int, list[Key]] = {}
     for key, waiting in pending.items():
+        if not called.issuperset(waiting.missing):
+            continue  # it lacks a rank that has made no call
         for rank in waiting.submitted:
             calls.setdefault(rank, []).append(key)
     return _remaining(calls.keys(), lambda rank, ranks: any(_lacks(pending, key, ranks) for key in calls[rank]))
@@ -49,7 +52,12 @@ def standstill(pending: Pending, answers: Iterable[Whereabouts]) -> Standstill |
     lacks ranks of the standstill alone. ``answers`` are those given since the last tensor was submitted.
     """
     waits = {each.rank: [(call.process_set, call.name) for call in each.waits] for each in answers if each.is_held}
-    held = {rank for rank, keys in waits.items() if keys and all(key in pending for key in keys)}
+    held = {
+        rank
+        for rank, keys in waits.items()
+        # A rank that lacks in what it waits for has made that call: rank 0 has yet to hear of it.
+        if keys and all(key in pending and rank not in pending[key].missing for key in keys)
+    }
     ranks = _remaining(held, lambda rank, ranks: all(_lacks(pending, key, ranks) for key in waits[rank]))
     if not ranks:
         return None

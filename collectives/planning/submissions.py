@@ -63,12 +63,8 @@ class Submissions:
 
     def of_keys(self, keys: Iterable[Key], before: float) -> dict[Key, Waiting]:
         """Those of ``keys`` that are half-submitted, since ``before`` a time in monotonic seconds."""
-        found = {key: self.pending[key] for key in keys if key in self.pending}
-        return {
-            key: pending.waiting(self._excused(key, pending))
-            for key, pending in found.items()
-            if pending.since <= before
-        }
+        found = {key: pending for key in keys if (pending := self.pending.get(key)) and pending.since <= before}
+        return {key: pending.waiting(self._excused(key, pending)) for key, pending in found.items()}
 
     @staticmethod
     def is_join(key: Key) -> bool:

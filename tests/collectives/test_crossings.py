@@ -149,7 +149,8 @@ def test_ranks_may_submit_the_kinds_in_different_orders():
         for order in [*itertools.permutations(KINDS)] * 2:
             mine = order if rank else order[::-1]
             works = [submit(engine, ones(engine), f"{each.label}.{NAME}", each, **fields_of(each)) for each in mine]
-            sums += [wait(engine, work)[0] for kind, work in zip(mine, works, strict=True) if kind is KINDS[0]]
+            results = [wait(engine, work) for work in works]
+            sums.append(results[mine.index(KINDS[0])][0])
         return sums
 
     with running(3) as job:

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 
 from collectives.engine.locator import Locator
 from collectives.engine.process_state import state_of
-from collectives.engine.stacks import Look, busy, is_in_fit, look, region
+from collectives.engine.stacks import Look, busy, is_idle, is_in_fit, look, read_stacks, region
 from collectives.engine.work_table import WorkTable
 from collectives.planning.whereabouts import Activity, describe
 from tests.collectives.job import PATIENCE, until
@@ -28,17 +30,21 @@ def running(body):
     thread = threading.Thread(target=body, args=(end,), daemon=True)
     thread.start()
     try:
-        until(lambda: any(frame.function == body.__name__ for frame in region(look(thread.ident), look(thread.ident))))
+        until(lambda: any(frame.function == body.__name__ for frame in region(seen(thread.ident), seen(thread.ident))))
         yield thread.ident
     finally:
         end.set()
         thread.join(PATIENCE)
 
 
+def seen(thread):
+    return look(thread, read_stacks())
+
+
 def looks(thread, seconds=0.05):
-    first = look(thread)
+    first = look(thread, read_stacks())
     time.sleep(seconds)
-    return first, look(thread)
+    return first, look(thread, read_stacks())
 
 
 def sleep(end):
@@ -92,22 +98,22 @@ def test_users_functions_are_preferred_to_those_of_libraries():
 
 def test_an_ended_thread_is_told_apart():
     with running(sleep) as thread:
-        assert not look(thread).has_ended
-    until(lambda: look(thread).has_ended)
-    assert busy(look(thread), look(thread)) == 0.0
-    assert region(look(thread), look(thread)) == ()
+        assert not seen(thread).has_ended
+    until(lambda: seen(thread).has_ended)
+    assert busy(seen(thread), seen(thread)) == 0.0
+    assert region(seen(thread), seen(thread)) == ()
 
 
 SCRIPT = """
 import sys, threading, time
-from collectives.engine.stacks import look, region
+from collectives.engine.stacks import look, read_stacks, region
 
 main = threading.main_thread().ident
 
 def wait():
-    while not look(main).has_ended:
+    while not look(main, read_stacks()).has_ended:
         time.sleep(0.001)
-    print(region(look(main), look(main)))
+    print(region(look(main, read_stacks()), look(main, read_stacks())))
 
 threading.Thread(target=wait).start()
 """
@@ -154,7 +160,7 @@ def test_a_folder_that_was_deleted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "here").rmdir()
     with running(sleep) as thread:
-        assert region(look(thread), look(thread))
+        assert region(seen(thread), seen(thread))
 
 
 @pytest.mark.parametrize("broken", ["collectives.engine.locator.look", "threading.Thread.start"])
@@ -165,7 +171,7 @@ def test_a_rank_that_cannot_find_out_where_it_stands_says_so(broken, monkeypatch
     monkeypatch.setattr(broken, fail)
     sent, awake = [], threading.Event()
     works = WorkTable(1, lambda works: None, lambda work: None)
-    locator = Locator(1, works, dict, sent.append, awake.set)
+    locator = Locator(1, works, dict, bool, sent.append, awake.set)
     locator.locate()
     assert awake.wait(PATIENCE)
     locator.look()
@@ -196,3 +202,48 @@ def test_a_thread_that_is_in_fit_of_keras(file, function, is_in):
         leave.set()
         thread.join()
     assert not is_in_fit()
+
+
+def test_a_thread_is_idle_that_waits_for_another_one():
+    with running(sleep) as thread:
+        assert is_idle(*looks(thread))
+    with running(spin) as thread:
+        assert not is_idle(*looks(thread))
+
+
+@pytest.mark.parametrize("body", ["while not end.is_set(): pass", "end.wait()", "select([wake], [], [])"])
+def test_a_thread_of_a_library_is_idle_unless_it_computes(body):
+    """Its code is all in files that were installed."""
+    names, end = {"select": select.select}, threading.Event()
+    exec(compile(f"def installed(end, wake):\n    {body}\n", "/env/site-packages/some.py", "exec"), names)
+    with os.fdopen(os.eventfd(0), "w") as wake:
+        thread = threading.Thread(target=names["installed"], args=(end, wake), daemon=True)
+        thread.start()
+        try:
+            until(lambda: is_idle(*looks(thread.ident, 0.1)) == (not body.startswith("while")))
+        finally:
+            end.set()
+            os.eventfd_write(wake.fileno(), 1)
+            thread.join(PATIENCE)
+
+
+def test_more_threads_than_can_be_read(caplog):
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait, daemon=True) for _ in range(101)]
+    for thread in threads:
+        thread.start()
+    try:
+        with pytest.raises(OSError, match="more threads"):
+            read_stacks()
+        assert not is_in_fit()
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+
+def test_names_with_other_characters_than_ascii():
+    names = {}
+    exec(compile("def größe(call):\n    return call()\n", "/tmp/naïve €😀/x.py", "exec"), names)
+    places = names["größe"](lambda: look(threading.get_ident(), read_stacks())).places
+    assert ("/tmp/naïve €😀/x.py", "größe") in [(place.file, place.function) for place in places]

@@ -13,7 +13,7 @@ from collectives.planning.remedies import SAME_CALLS, SAME_OPTIMIZERS
 from collectives.planning.stalls import Waiting
 from collectives.planning.standstills import standstill, suspects
 from collectives.planning.whereabouts import Activity, Call, Whereabouts
-from tests.collectives.job import Caller, ones, outcome, run, running, submit, total, until, wait
+from tests.collectives.job import PATIENCE, Caller, ones, outcome, run, running, submit, total, until, wait
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +105,54 @@ def test_a_rank_whose_other_thread_may_still_come_is_waited_for():
         assert [caller.result()[0] for caller in (*callers, *others)] == [3.0] * 4
 
 
+LONG = 1.0
+"""Seconds of an operation in which a rank is: longer than rank 0 takes to ask, and to judge."""
+
+
+@pytest.mark.parametrize("first", ["k", "l"])
+def test_a_rank_inside_an_operation_whose_call_has_yet_to_leave(first):
+    """Rank 3 is late inside of an operation with rank 1, which answers meanwhile, and submits k after that."""
+    with running(4, over_tcp=True, sets=[(1, 3), (0, 1, 2)]) as job:
+        entered, heard = threading.Event(), partial(heard_by, job.engines[0])
+
+        def rank_0(engine):
+            late = submit(engine, ones(engine), "l", process_set=2)
+            engine.poll(late)
+            return run(engine, ones(engine), "k", process_set=2)[0], wait(engine, late)[0]
+
+        def rank_1(engine):
+            late = submit(engine, ones(engine), "l", process_set=2)
+            until(lambda: 1 in heard((2, "l")))
+            entered.wait(PATIENCE)
+            inside = submit(engine, ones(engine), "x", process_set=1)
+            until(lambda: engine._works.running)
+            soon = submit(engine, ones(engine), "k", process_set=2)
+            works = (soon, late) if first == "k" else (late, soon)
+            return *(wait(engine, work)[0] for work in works), wait(engine, inside)[0]
+
+        def rank_2(engine):
+            return [run(engine, ones(engine), name, process_set=2)[0] for name in ("k", "l")]
+
+        def rank_3(engine):
+            inside = submit(engine, ones(engine), "x", process_set=1)
+            until(lambda: 3 in heard((1, "x")))
+            engine._exchange.commands.append(lambda: threading.Event().wait(LONG))
+            engine._driver.notify()
+            entered.set()
+            return wait(engine, inside)[0]
+
+        bodies = (rank_0, rank_1, rank_2, rank_3)
+        callers = [Caller(engine, body=body) for engine, body in zip(job.engines, bodies, strict=True)]
+        results = [caller.result() for caller in callers]
+    assert results == [(6.0, 6.0), (6.0, 6.0, 6.0), [6.0, 6.0], 6.0]
+
+
+def heard_by(engine, key):
+    """The ranks of whose submission of ``key`` rank 0 has heard."""
+    pending = engine._parts._link._coordinator._pending.get(key)
+    return set() if pending is None else pending.submitted()
+
+
 # Pure.
 
 
@@ -128,6 +176,12 @@ def test_a_standstill_is_certain_when_no_rank_of_it_can_go_on():
     assert standstill(both, [answer(0, "a"), answer(1, "b", is_held=False)]) is None
     assert standstill(both, [answer(0, "a"), answer(1)]) is None, "rank 1 waits for nothing"
     assert standstill(both, [answer(0, "a"), answer(1, "b", "c")]) is None, "c may have come already"
+
+
+def test_a_rank_that_waits_for_a_call_of_which_rank_0_has_not_heard():
+    """Its answer has come before that call."""
+    assert standstill(pending(a=tensor(0), b=tensor(1)), [answer(0, "a"), answer(1, "b", "a")]) is None
+    assert standstill(pending(a=tensor(0)), [answer(0, "a"), answer(1, "a")]) is None
 
 
 def test_a_rank_outside_may_still_come():
