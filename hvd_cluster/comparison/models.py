@@ -139,8 +139,10 @@ def _listed(texts: Mapping[int, str]) -> str:
 
 
 class Told(NamedTuple):
-    """What a rank tells at a meeting: the model that it is about to use, those for which threads of it wait, that one
-    included, and all that it has.
+    """The message of a rank at a meeting.
+
+    ``presented`` is the model that it is about to use, ``waiting`` has those for which its threads wait, this one
+    included, and ``known`` all models of the rank.
     """
 
     presented: Model

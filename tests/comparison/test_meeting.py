@@ -13,6 +13,7 @@ from hvd_cluster.comparison.meeting import agreed_names
 from hvd_cluster.comparison.models import Entry, Model
 from hvd_cluster.comparison.rosters import Roster, static_name
 from tests.collectives.job import outcome
+from tests.comparison.variables import Variable
 
 
 def model(*names):
@@ -99,18 +100,6 @@ def test_a_roster_gives_the_names_of_the_first_rank(on_ranks):
 
     expected = ["gradients.1.c..0.b_1", "gradient.1.c.slices", "total"]
     assert on_ranks(2, body) == [(False, True, expected)] * 2
-
-
-class Variable:
-    """One of those that are alike, of all ranks: each rank has its own stamps."""
-
-    shape = (3,)
-
-    def __init__(self, path):
-        self.path = path
-
-    def assign(self):
-        pass
 
 
 def twin(stamp):

@@ -3,16 +3,7 @@
 import pytest
 
 from hvd_cluster.comparison.twins import Place, are_swapped, place_of, plain, stamp_of
-
-
-class Variable:
-    shape = (3,)
-
-    def __init__(self, path):
-        self.path = path
-
-    def assign(self):
-        pass
+from tests.comparison.variables import Variable
 
 
 @pytest.mark.parametrize(
