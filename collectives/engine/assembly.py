@@ -24,7 +24,7 @@ from collectives.engine.ends import Ends
 from collectives.engine.exchange import Exchange
 from collectives.engine.inquiries import Inquiries
 from collectives.engine.investigation import Investigation
-from collectives.engine.link import COORDINATOR, Link, RemoteLink
+from collectives.engine.link import Link, RemoteLink
 from collectives.engine.local_link import LocalLink
 from collectives.engine.locator import Locator
 from collectives.engine.lookout import Lookout
@@ -39,7 +39,19 @@ from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream
 from collectives.parameters import PATIENCE_SECONDS, Parameters
 from collectives.planning.coordinator import Coordinator
-from collectives.planning.messages import Abort, Left, Locate, Ping, Refuse, Run, Status, Stop, Unknown, Withdraw
+from collectives.planning.messages import (
+    COORDINATOR,
+    Abort,
+    Left,
+    Locate,
+    Ping,
+    Refuse,
+    Run,
+    Status,
+    Stop,
+    Unknown,
+    Withdraw,
+)
 from collectives.planning.process_sets import GLOBAL, ProcessSets
 from collectives.planning.stalls import StallInspector
 from collectives.planning.stragglers import StragglerInspector, WaitWindows
@@ -164,7 +176,9 @@ class Assembly:
 
     def _make_inquiries(self) -> Inquiries:
         silence = Silence(_stall_inspector(self._settings), self.works.oldest)
-        return Inquiries(self._topology, silence, self._lookout, self._link, self.works, self.ends.fail)
+        return Inquiries(
+            self._topology, silence, self._lookout, self.works, self._link.inquire, self._link.states, self.ends.fail
+        )
 
     def _fill_dispatch(self) -> None:
         """The handlers of all messages that a rank may get from the coordinator, or the coordinator's rank from it."""

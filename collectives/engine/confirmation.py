@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from collectives.api import CollectiveTimeoutError, EngineError, HorovodInternalError, PeerLostError
 from collectives.attempt import ConnectAttempt
 from collectives.control.sockets import SocketChannel
-from collectives.engine.link import COORDINATOR
 from collectives.planning.errors import pack, unpack
-from collectives.planning.messages import Abort, Accusation, Connected, Message, Ping, Pong, decode, encode
+from collectives.planning.messages import COORDINATOR, Abort, Accusation, Connected, Message, Ping, Pong, decode, encode
 from collectives.planning.roll_call import GRACE_SECONDS, RollCall, verdict
 
 __all__ = ["Confirmation"]

@@ -25,12 +25,12 @@ from collectives.control.base import Channel
 from collectives.engine.commands import Commands
 from collectives.engine.deciders.base import Decider
 from collectives.engine.ending import Ending
-from collectives.engine.link import COORDINATOR, Link
+from collectives.engine.link import Link
 from collectives.engine.runner import Runner
 from collectives.engine.stacks import is_in_fit
 from collectives.engine.work_table import WorkTable
 from collectives.planning.errors import unpack
-from collectives.planning.messages import Abort, Leave, Left, Ping, Stop
+from collectives.planning.messages import COORDINATOR, Abort, Leave, Left, Ping, Stop
 from collectives.planning.roll_call import GRACE_SECONDS, verdict
 
 __all__ = ["Ends"]

@@ -14,13 +14,13 @@ from collectives.control.base import Channel
 from collectives.counts import Counts
 from collectives.engine.assembly import Assembly
 from collectives.engine.intake import Intake
-from collectives.engine.link import COORDINATOR
 from collectives.engine.registration import Form
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.set_calls import ADD, SetCalls
 from collectives.engine.work import Destination, Watch, Work
 from collectives.events import EventStream
 from collectives.parameters import Parameters
+from collectives.planning.messages import COORDINATOR
 from collectives.planning.process_sets import GLOBAL, ProcessSets
 from collectives.planning.stragglers import Straggler
 from collectives.process_exit import ProcessExit

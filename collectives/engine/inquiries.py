@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, Topology
-from collectives.engine.link import COORDINATOR, Link
+from collectives.engine.locator import InFlight
 from collectives.engine.lookout import Lookout
 from collectives.engine.silence import Silence, Verdict, explain
-from collectives.engine.work_table import WorkTable
-from collectives.planning.messages import Status
+from collectives.planning.messages import COORDINATOR, Status
+from collectives.planning.whereabouts import ProcessState
 
 __all__ = ["Inquiries"]
 
@@ -19,22 +19,28 @@ logger = logging.getLogger(__name__)
 
 
 class Inquiries:
-    """Acts as ``silence`` says, for the tensors in ``works``. ``fail`` ends the job. For the thread that drives."""
+    """Acts as ``silence`` says, for the tensors in ``works``. For the thread that drives.
+
+    ``inquire`` sends the question and returns whether it has left. ``states`` returns the states of processes of this
+    host, and ``fail`` ends the job.
+    """
 
     def __init__(
         self,
         topology: Topology,
         silence: Silence,
         lookout: Lookout,
-        link: Link,
-        works: WorkTable,
+        works: InFlight,
+        inquire: Callable[[], bool],
+        states: Callable[[Iterable[int]], Mapping[int, ProcessState]],
         fail: Callable[[HorovodInternalError], None],
     ) -> None:
         self._topology = topology
         self._silence = silence
         self._lookout = lookout
-        self._link = link
         self._works = works
+        self._inquire = inquire
+        self._states = states
         self._fail = fail
 
     @property
@@ -63,12 +69,12 @@ class Inquiries:
                 self._works.describe(),
                 extra=self._works.about(),
             )
-        if not self._link.inquire():
+        if not self._inquire():
             self._silence.answered(time.monotonic())
 
     def _report(self, verdict: Verdict, seconds: float) -> None:
         self._lookout.note(self._works.since(), (COORDINATOR,), time.monotonic())
-        text = explain(self._topology, self._works.describe(), seconds, self._link.states((COORDINATOR,)))
+        text = explain(self._topology, self._works.describe(), seconds, self._states((COORDINATOR,)))
         if verdict.fatal:
             remark = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is over: the job ends"
             self._fail(CollectiveTimeoutError(f"{text}. {remark}", [COORDINATOR]))

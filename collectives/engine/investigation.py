@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from collectives.planning.stalls import Pending
 from collectives.planning.survey import Survey
+from collectives.planning.waiting import Pending
 from collectives.planning.whereabouts import ProcessState
 
 __all__ = ["Investigation", "States"]

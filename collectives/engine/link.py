@@ -13,6 +13,7 @@ from collectives.events import EventStream, Received, Sent
 from collectives.parameters import Changes
 from collectives.planning.errors import pack
 from collectives.planning.messages import (
+    COORDINATOR,
     Abort,
     Accusation,
     Inquiry,
@@ -29,10 +30,8 @@ from collectives.planning.messages import (
 from collectives.planning.schedules import Schedule
 from collectives.planning.whereabouts import ProcessState
 
-__all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "RemoteLink"]
+__all__ = ["FLUSH_SECONDS", "Link", "RemoteLink"]
 
-COORDINATOR = 0
-"""The rank that has the coordinator."""
 FLUSH_SECONDS = 0.1
 
 

@@ -10,7 +10,7 @@ from itertools import chain
 from collectives.api import HorovodInternalError
 from collectives.control.base import Channel
 from collectives.engine.arbiter import Arbiter
-from collectives.engine.link import COORDINATOR, FLUSH_SECONDS, Link
+from collectives.engine.link import FLUSH_SECONDS, Link
 from collectives.engine.lookout import Lookout
 from collectives.engine.punctuality import Punctuality
 from collectives.events import EventStream, Heard
@@ -19,6 +19,7 @@ from collectives.planning.agreement import name_ranks
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.errors import pack, unpack
 from collectives.planning.messages import (
+    COORDINATOR,
     Abort,
     Accusation,
     Inquiry,

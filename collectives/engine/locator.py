@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 from collectives.api import Request
 from collectives.engine.stacks import busy, is_idle, look, read_stacks, region
-from collectives.engine.work_table import WorkTable
 from collectives.planning.whereabouts import Activity, Call, Whereabouts, activity
 
-__all__ = ["Locator"]
+__all__ = ["InFlight", "Locator"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,35 @@ LOOK_SECONDS = 0.1
 
 OUR_THREADS = "hvd-"
 """The names of the threads of this project, and of no others, begin with this."""
+
+
+class InFlightTensor(Protocol):
+    """A tensor of this rank: its request, and when it was submitted, in monotonic seconds."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def since(self) -> float: ...
+
+
+class InFlight(Protocol):
+    """The tensors of this rank that are in flight, as the engine has them."""
+
+    running: Any
+
+    @property
+    def last(self) -> tuple[Request, float] | None: ...
+
+    def urged(self) -> Sequence[InFlightTensor]: ...
+
+    def since(self) -> dict[tuple[int, str], float]: ...
+
+    def describe(self) -> str: ...
+
+    def about(self) -> dict[str, Any]: ...
+
+    def __bool__(self) -> bool: ...
 
 
 class Locator:
@@ -35,7 +64,7 @@ class Locator:
     def __init__(
         self,
         rank: int,
-        works: WorkTable,
+        works: InFlight,
         callers: Callable[[], Mapping[int, bool]],
         has_news: Callable[[], bool],
         send: Callable[[Whereabouts], None],

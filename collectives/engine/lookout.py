@@ -10,7 +10,8 @@ from collectives.api import CollectiveTimeoutError
 from collectives.engine.investigation import Investigation
 from collectives.events import EventStream, Stalled
 from collectives.logs import about
-from collectives.planning.stalls import Key, Pending, StallInspector, Waiting
+from collectives.planning.stalls import StallInspector
+from collectives.planning.waiting import Key, Pending, Waiting
 
 __all__ = ["Lookout", "Observed"]
 

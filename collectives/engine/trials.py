@@ -14,7 +14,7 @@ from collectives.engine.link import FLUSH_SECONDS
 from collectives.engine.lookout import Lookout
 from collectives.engine.runner import Runner
 from collectives.engine.work import Work
-from collectives.planning.stalls import Pending, Waiting
+from collectives.planning.waiting import Pending, Waiting
 
 __all__ = ["Trials"]
 

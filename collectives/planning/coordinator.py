@@ -30,8 +30,8 @@ from collectives.planning.rejections import Rejections
 from collectives.planning.releases import Releases
 from collectives.planning.response_cache import Known, ResponseCache, compact
 from collectives.planning.schedules import Schedule
-from collectives.planning.stalls import Waiting
 from collectives.planning.submissions import ONCE, Submissions
+from collectives.planning.waiting import Waiting
 
 __all__ = ["Coordinator"]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from collectives.api import Request
 from collectives.planning.agreement import Disagreement, describe_kinds
-from collectives.planning.stalls import Key, Waiting
+from collectives.planning.waiting import Key, Waiting
 from collectives.planning.whereabouts import Whereabouts
 
 __all__ = ["Crossing", "Kind", "Subject", "crossings", "differ", "is_certain", "subject"]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from collectives.api import Request
-from collectives.planning.stalls import Waiting, stalled_join
+from collectives.planning.waiting import Waiting, stalled_join
 
 __all__ = ["Joins"]
 

@@ -20,6 +20,7 @@ from collectives.planning.whereabouts import Activity, Call, Frame, Whereabouts
 __all__ = [
     "ABANDONED",
     "ARGUMENTS",
+    "COORDINATOR",
     "Abort",
     "Accusation",
     "Connected",
@@ -278,6 +279,8 @@ Message: TypeAlias = (
     | WaitReport
 )
 
+COORDINATOR = 0
+"""The rank with the coordinator."""
 ABANDONED = "this rank does not want the tensor any more"
 """The text of a :class:`Refuse` for a tensor that a rank has abandoned."""
 ARGUMENTS = "arguments"

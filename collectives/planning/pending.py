@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from collectives.api import Operation, Request
 from collectives.planning.messages import Rejection, Response
 from collectives.planning.response_cache import Known, ResponseCache
-from collectives.planning.stalls import Waiting
+from collectives.planning.waiting import Waiting
 
 __all__ = ["Pending"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from collectives.planning.messages import Rejection
-from collectives.planning.stalls import Waiting
+from collectives.planning.waiting import Waiting
 
 __all__ = ["Rejections"]
 

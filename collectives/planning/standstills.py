@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from collectives.planning.agreement import Disagreement, name_ranks
 from collectives.planning.remedies import remedy_of_calls
-from collectives.planning.stalls import Key, Pending
+from collectives.planning.waiting import Key, Pending
 from collectives.planning.whereabouts import Whereabouts, cut
 
 __all__ = ["PROPERTY", "Standstill", "standstill", "suspects"]

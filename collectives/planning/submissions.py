@@ -10,7 +10,7 @@ from collectives.planning.joins import Joins
 from collectives.planning.pending import Pending
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.rejections import Rejections
-from collectives.planning.stalls import Waiting
+from collectives.planning.waiting import Waiting
 
 __all__ = ["ONCE", "Submissions"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from collectives.planning.stalls import Key, Pending
+from collectives.planning.waiting import Key, Pending
 from collectives.planning.whereabouts import Activity, ProcessState, Whereabouts, describe, describe_silent
 
 __all__ = ["Survey"]

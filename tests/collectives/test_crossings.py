@@ -10,7 +10,7 @@ from collectives.api import MismatchError, Operation
 from collectives.buffers import as_buffer, empty
 from collectives.engine.work import Work
 from collectives.planning.crossings import crossings, is_certain, subject
-from collectives.planning.stalls import Waiting
+from collectives.planning.waiting import Waiting
 from collectives.planning.whereabouts import Activity, Call, Whereabouts
 from tests.collectives.job import (
     PATIENCE,

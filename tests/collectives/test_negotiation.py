@@ -12,7 +12,7 @@ from collectives.parameters import Parameters
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import Leave, Left, Ready, Refuse, Run, Stop, Unknown
 from collectives.planning.process_sets import ProcessSets
-from collectives.planning.stalls import Waiting
+from collectives.planning.waiting import Waiting
 from collectives.planning.worker import Worker
 from tests.collectives.negotiation_simulation import CYCLE, Script, World, outcomes, runs_of_set
 

@@ -5,7 +5,7 @@ import pytest
 from collectives.api import DType, Operation, ReduceOp, Request
 from collectives.planning.messages import Ready, Run
 from collectives.planning.pending import Pending
-from collectives.planning.stalls import Waiting
+from collectives.planning.waiting import Waiting
 from tests.collectives.negotiation_simulation import World
 
 JOIN = Request("join", Operation.JOIN)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.planning.stalls import Report, StallInspector, Waiting, stalled_join
+from collectives.planning.stalls import Report, StallInspector
+from collectives.planning.waiting import Waiting, stalled_join
 
 NOTHING = Report()
 ONE = {(0, "allreduce.a"): Waiting(100.0, missing=(1,), submitted=(0, 2))}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from collectives.api import MismatchError, Operation
 from collectives.planning.remedies import SAME_CALLS, SAME_OPTIMIZERS
-from collectives.planning.stalls import Waiting
 from collectives.planning.standstills import standstill, suspects
+from collectives.planning.waiting import Waiting
 from collectives.planning.whereabouts import Activity, Call, Whereabouts
 from tests.collectives.job import PATIENCE, Caller, ones, outcome, run, running, submit, total, until, wait
 

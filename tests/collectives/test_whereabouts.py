@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.planning.messages import decode, encode
-from collectives.planning.stalls import Waiting
 from collectives.planning.survey import ASKED_RANKS, Survey
+from collectives.planning.waiting import Waiting
 from collectives.planning.whereabouts import (
     Activity,
     Call,
