@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.measure import add_json_argument, tabulate
 from benchmarks.timeline import exchange, train
+from tests.hvd_cluster.torch.pool import Pool
 from tests.namespaces import HOSTS, WIRE, Network, Unavailable
-from tests.torch.pool import Pool
 
 GOAL_RATIO = 1.05
 NOISE_RATIO = 1.02
@@ -81,7 +81,7 @@ def search(seconds: float) -> bool:
     import torch
 
     import hvd_cluster.torch as hvd
-    from hvd_cluster import basics
+    from hvd_cluster.core import basics
 
     state, end = torch.tensor([1.0, 1.0]), time.monotonic() + seconds
     while bool(state.all()):
@@ -95,7 +95,7 @@ def search(seconds: float) -> bool:
 def compare(points: Mapping[str, Mapping[str, Any]], steps: int) -> dict[str, float]:
     """The seconds of a step under each of ``points``."""
     import hvd_cluster.torch as hvd
-    from hvd_cluster import basics
+    from hvd_cluster.core import basics
 
     step, seconds = JOB["step"], {}
     for name, changes in points.items():
@@ -121,7 +121,7 @@ def grid(first: Mapping[str, Any], has_stages: bool) -> dict[str, dict[str, Any]
 
 def measure(case: Case, pool: Pool, arguments: argparse.Namespace) -> tuple[dict[str, object], str]:
     """The row of a case, and a note of what was chosen and what was best."""
-    from collectives.parameters import Parameters
+    from collectives.api import Parameters
 
     with tempfile.TemporaryDirectory() as folder:
         pool.run(begin, case.widths, str(Path(folder, "log.csv")), arguments.trials)

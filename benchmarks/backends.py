@@ -29,13 +29,14 @@ import numpy as np
 from benchmarks.measure import add_json_argument, add_launches_argument, in_rows, interleave, tabulate
 from benchmarks.sizes import label, parse_size, turns_for
 from collectives.api import Operation, ReduceOp
-from collectives.backends.table import Row, rows
+from collectives.backends.registry import Row, rows
 from executors.api import ExecutorError
-from hvd_cluster import basics, run
+from hvd_cluster import run
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.diagnose.trial import BY_MPIRUN, DEFAULT
-from hvd_cluster.operations.arrays import in_place
-from hvd_cluster.operations.operands import run as run_operation
-from hvd_cluster.process_sets import global_process_set
+from hvd_cluster.ops.arrays import in_place
+from hvd_cluster.ops.operands import run as run_operation
 from tests.namespaces import ENTER_HOST, HOSTS, RATE, Network, Unavailable
 
 MARKS = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"

@@ -214,7 +214,7 @@ def _silences(case: Case, arguments: argparse.Namespace, numbers: range) -> Iter
 
 def _arrivals(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """A node comes to a cluster whose nodes are full, and dies after the job has grown."""
-    from tests.ray.ray_cluster import STORE_BYTES, running_cluster
+    from tests.hvd_cluster.ray.ray_cluster import STORE_BYTES, running_cluster
 
     job_on_ray = running_job("ours on Ray", case.before, arguments)
     with running_cluster(nodes=1) as cluster, job_on_ray as job, ThreadPoolExecutor(1) as pool:

@@ -15,8 +15,8 @@ import argparse
 from benchmarks.measure import Row, add_report_arguments, rendezvous_file, report, slowest
 from benchmarks.operations import Case, measure
 from benchmarks.sizes import parse_size
+from tests.hvd_cluster.torch.pool import Pool
 from tests.namespaces import HOSTS, RATE, WIRE, Network, Unavailable
-from tests.torch.pool import Pool
 
 
 def main() -> None:

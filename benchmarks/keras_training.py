@@ -170,7 +170,7 @@ def launch(side: str, ranks: int, steps: int) -> dict[str, float]:
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "benchmarks.keras_training", "--side", side, "--steps", str(steps)]
     if side == "ours":
-        launcher = [sys.executable, "-m", "hvd_cluster.cli", "-np", str(ranks)]
+        launcher = [sys.executable, "-m", "hvd_cluster.cli.hvdrun", "-np", str(ranks)]
         return _speeds(_outputs([subprocess.Popen([*launcher, *command], env=environment, **PIPES)])[0])
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(ranks)]
     processes = []

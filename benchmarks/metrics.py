@@ -58,7 +58,7 @@ def measure(widths: list[int] | None, batch: int, repeats: int) -> dict[str, lis
     import torch
 
     import hvd_cluster.torch as hvd
-    from hvd_cluster import basics
+    from hvd_cluster.core import basics
 
     torch.set_num_threads(1)
     hvd.init()

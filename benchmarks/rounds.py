@@ -2,10 +2,10 @@
 
     python -m benchmarks.rounds
 
-Nothing has failed: all ranks call ``hvd_cluster.basics.change_world`` with the next round. After a loss: a case begins
-with one rank more; that rank is killed, in turns the first and the last, and the survivors go on as a smaller world as
-soon as they notice. The time from the kill until the last survivor has the error is in a column of its own. All times
-are those of the slowest rank.
+Nothing has failed: all ranks call ``hvd_cluster.core.basics.change_world`` with the next round. After a loss: a case
+begins with one rank more; that rank is killed, in turns the first and the last, and the survivors go on as a smaller
+world as soon as they notice. The time from the kill until the last survivor has the error is in a column of its own.
+All times are those of the slowest rank.
 
 The survivors notice a loss before the kernel has torn down the lost process, which takes a core for milliseconds. So
 there is one more column, for survivors that pause until that is over. It shows how much of the time is their own.
@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 
 from benchmarks.measure import add_json_argument, tabulate
 from collectives.api import Topology, World
-from executors.placement import assign_ranks
+from executors.driver.worlds import assign_ranks
+from tests.hvd_cluster.torch.pool import Pool
 from tests.namespaces import HOSTS, Network, Unavailable
-from tests.torch.pool import Pool
 
 CHANGES = 50
 LOSSES = 10
@@ -171,7 +171,7 @@ def _move(world: World) -> None:
     import torch
 
     import hvd_cluster.torch as hvd
-    from hvd_cluster import basics
+    from hvd_cluster.core import basics
 
     basics.change_world(world)
     hvd.allreduce(torch.ones(8), name="after")

@@ -5,7 +5,7 @@
 Runs the real state machines in one process, in their wire form, without sockets; all ranks submit the same, so that one
 worker stands for all of them. Hosts have 8 ranks. A step submits the 161 gradients of ResNet-50 on every rank and waits
 for the first; ranks come in random order, and the coordinator decides after each message. "ranks": all talk to the
-coordinator; "hosts": those of other hosts do so through their relay, in the envelopes of collectives.control. CPU time
+coordinator; "hosts": those of other hosts do so through their relay, in the envelopes of collectives.net. CPU time
 is the coordinator's alone: reading messages, deciding, writing the answers, not the system calls that carry them. "new
 tensor" is the CPU time of the first step for each tensor; memory is what the coordinator keeps after it, for each one.
 """
@@ -24,15 +24,14 @@ from typing import Any, TypeAlias
 
 from benchmarks.gradients import resnet50
 from benchmarks.measure import add_json_argument, tabulate
-from collectives.api import DType, Operation, Request
-from collectives.control import envelope
-from collectives.control.sockets import HEADER
-from collectives.parameters import Parameters
-from collectives.planning.aggregation import Aggregator
-from collectives.planning.coordinator import Coordinator
-from collectives.planning.messages import Message, Ready, Run, decode, encode
-from collectives.planning.process_sets import ProcessSets
-from collectives.planning.worker import Worker
+from collectives.api import DType, Operation, Parameters, Request
+from collectives.controller.aggregation import Aggregator
+from collectives.controller.coordinator import Coordinator
+from collectives.controller.messages import Message, Ready, Run, decode, encode
+from collectives.controller.process_sets import ProcessSets
+from collectives.controller.worker import Worker
+from collectives.net import relay
+from collectives.net.sockets import HEADER
 
 HOST_RANKS = 8
 PARAMETERS = Parameters(cycle_time=1.0)
@@ -78,12 +77,12 @@ class Relayed(Direct):
 
     def open(self, frame: Frame) -> tuple[int, Message]:
         """See :class:`Direct`."""
-        ranks, data = envelope.unpack(frame[1])
+        ranks, data = relay.unpack_envelope(frame[1])
         return ranks[0], decode(data)
 
     def wrap(self, ranks: Sequence[int], data: bytes) -> list[bytes]:
         """See :class:`Direct`."""
-        return [envelope.pack(ranks, data)]
+        return [relay.pack_envelope(ranks, data)]
 
     def down(self, message: Message) -> list[Frame]:
         """See :class:`Direct`."""
@@ -92,7 +91,7 @@ class Relayed(Direct):
     def _frames(self, messages: Sequence[tuple[int | None, Message]]) -> list[Frame]:
         leader = self.ranks[0]
         senders = [(leader if rank is None else rank, message) for rank, message in messages]
-        return [(rank, envelope.pack((rank,), encode(message))) for rank, message in senders]
+        return [(rank, relay.pack_envelope((rank,), encode(message))) for rank, message in senders]
 
 
 WAYS: dict[str, type[Direct]] = {"ranks": Direct, "hosts": Relayed}

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import hvd_cluster
 from benchmarks.gradients import resnet50
 from benchmarks.measure import add_json_argument, tabulate
-from collectives.control.sockets import HEADER, SocketChannel
-from collectives.planning.messages import Leave, Left, Message, Ready, Run, Stop, decode
+from collectives.controller.messages import Leave, Left, Message, Ready, Run, Stop, decode
+from collectives.net.sockets import HEADER, SocketChannel
 
 COORDINATOR = 0
 

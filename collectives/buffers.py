@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import DType, InvalidRequestError
-from collectives.completion import Completion
-
-__all__ = ["Buffer", "as_buffer", "empty", "host_arrays", "host_bytes"]
+from collectives.backends.completion import Completion
 
 Array = npt.NDArray[Any]
 

@@ -11,26 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, get_args
 
-from collectives.parameters import Parameters
-from collectives.planning.stragglers import Straggler
-
-__all__ = [
-    "EVERY_KIND",
-    "Decided",
-    "Event",
-    "EventStream",
-    "Failed",
-    "Finished",
-    "Heard",
-    "Phase",
-    "Received",
-    "Sent",
-    "Stalled",
-    "Started",
-    "Straggling",
-    "Submitted",
-    "Switched",
-]
+from collectives.api import Parameters
+from collectives.stalls.stragglers import Straggler
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +61,7 @@ class Decided:
 class Started:
     """A batch of fused tensors begins on this rank, on the backend called ``backend``.
 
-    ``version`` is that of the :class:`collectives.parameters.Parameters` in use. A join and a change of the process
+    ``version`` is that of the :class:`collectives.api.Parameters` in use. A join and a change of the process
     sets are decided, but neither started nor finished: they run on no backend.
     """
 

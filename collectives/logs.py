@@ -69,7 +69,7 @@ def _listed(tensors: Sequence[str]) -> str | None:
 
 
 class _Format(logging.Formatter):
-    """``[2026-01-31 12:00:00.123456: W collectives/engine/lookout.py:84] [0]: message``."""
+    """``[2026-01-31 12:00:00.123456: W collectives/stalls/inspector.py:84] [0]: message``."""
 
     def __init__(self, hide_time: bool) -> None:
         time = "" if hide_time else "%(asctime)s: "

@@ -15,8 +15,6 @@ from typing import TypeVar
 
 from collectives.api import LONGEST_SECONDS, SettingsError, Timeouts, Topology, World
 
-__all__ = ["CPU_OPERATIONS", "ENVIRONMENT_SECRET", "Autotuning", "MpiChoice", "Settings", "world_from_environment"]
-
 ENVIRONMENT_SECRET = "_HOROVOD_SECRET_KEY"
 
 LOOPBACK = "127.0.0.1"

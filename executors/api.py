@@ -1,4 +1,4 @@
-"""The vocabulary of the executors: slots, the secret of a job, errors. Imports no sibling.
+"""Pure: a number of things in words.
 
 ::
 
@@ -17,16 +17,10 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = [
-    "CommandNotFoundError",
-    "ExecutorError",
-    "JobSecret",
-    "PlacementError",
-    "RemoteError",
-    "Slot",
-    "StartTimeoutError",
-    "WorkerError",
-]
+
+def counted(number: int, noun: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class ExecutorError(RuntimeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hvd_cluster.cli import main
+from hvd_cluster.cli.hvdrun import main
 
 if __name__ == "__main__":
     sys.exit(main())

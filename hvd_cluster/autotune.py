@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collectives.autotune.journal import COLUMNS
-from hvd_cluster.basics import is_tuning
+from collectives.observe.autotune.journal import COLUMNS
+from hvd_cluster.core.basics import is_tuning
 
 __all__ = ["is_tuning", "main", "plot"]
 

@@ -1,4 +1,4 @@
-"""``run()``: a function on several processes, from Python."""
+"""Pure: the arguments of ``run()`` -> their values. Each ValueError says which values are allowed."""
 
 from __future__ import annotations
 
@@ -10,26 +10,86 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from executors.arguments import check_integer, check_variables, renamed
-from executors.call import Call, pickle_call
+from executors.agents.hosts.arguments import PlaceArguments, Places
+from executors.agents.hosts.job import HOST, HostsOptions
+from executors.agents.hosts.run import resolve_start_timeout, run_function
+from executors.agents.local.supervisor import resolve_grace
+from executors.agents.mpi.function import MpiOptions, run_function_by_mpi
+from executors.agents.mpi.launch import WITHOUT_PAGE
+from executors.agents.mpi.mpirun import MpiJob
 from executors.dashboard.address import Address
-from executors.elastic import ElasticArguments, ResetLimit, resolve_limits
-from executors.environment import interface_variables
-from executors.environments.allocation import allocation_of
-from executors.hosts.command import resolve_start_timeout
-from executors.hosts.function import run_function
-from executors.hosts.job import HOST, HostsOptions
-from executors.hosts.places import PlaceArguments, Places
-from executors.local.crew import resolve_grace
+from executors.job.arguments import check_integer, check_variables, interface_names, renamed
+from executors.job.call import Call, pickle_call
+from executors.job.discovery import parse_host_list
+from executors.job.elastic_arguments import ElasticArguments, ResetLimit, resolve_limits
+from executors.job.environment import interface_variables
+from executors.launchers.allocation import allocation_of
 from executors.membership import Limits
-from executors.mpi.function import MpiOptions, run_function_by_mpi
-from executors.mpi.launch import WITHOUT_PAGE
-from executors.mpi.mpirun import MpiJob
-from hvd_cluster import run_arguments
-
-__all__ = ["run"]
+from hvd_cluster.cli.values import words
 
 logger = logging.getLogger(__name__)
+
+
+LARGEST_PORT = 65535
+
+
+def check_controller(use_gloo: object, use_mpi: object, mpi_args: object, for_ours: Mapping[str, object]) -> None:
+    """Raise ValueError for arguments that contradict each other."""
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi contradict each other: give only one of them")
+    if mpi_args is not None and not use_mpi:
+        raise ValueError(f"mpi_args is {mpi_args!r}, but is for use_mpi=True; give both, or leave it out")
+    given = next((name for name, value in for_ours.items() if use_mpi and value is not None), "")
+    if given:
+        text = f"{given} is for processes that run() starts itself, and use_mpi lets mpirun start them"
+        raise ValueError(f"{text}; leave out one of the two")
+
+
+def mpi_words(mpi_args: object) -> tuple[str, ...]:
+    """The words in a text for mpirun; none for None."""
+    if mpi_args is None:
+        return ()
+    try:
+        if isinstance(mpi_args, str):
+            return words(mpi_args)
+        problem = "arguments as in a shell, in one text"
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(f"mpi_args is {mpi_args!r}, but must be {problem}")
+
+
+def read_hosts(text: object) -> dict[str, int] | None:
+    """The hosts in ``text``, with their slots; None for None."""
+    if text is None:
+        return None
+    try:
+        return parse_host_list(text if isinstance(text, str) else "")
+    except ValueError as error:
+        form = "must be hosts with their slots, such as 'node1:4,node2:4'"
+        raise ValueError(f"hosts is {text!r}, but {form}; {error}") from None
+
+
+def read_port(given: object) -> int | None:
+    """The port of ssh; None for None."""
+    if given is None:
+        return None
+    number = check_integer(given, "ssh_port", 1)
+    if number > LARGEST_PORT:
+        raise ValueError(f"ssh_port is {number}, but must be at most {LARGEST_PORT}")
+    return number
+
+
+def read_script(given: object) -> str | None:
+    """The program that prints the hosts; None for None."""
+    if given is not None and (not isinstance(given, str) or not given.strip()):
+        raise ValueError(f"host_discovery_script is {given!r}, but must be a program, or a line for the shell")
+    return given
+
+
+def read_interfaces(nics: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The names of network interfaces, also out of a text with commas; none for None."""
+    return interface_names(nics.split(",") if isinstance(nics, str) else nics)
+
 
 WRITTEN = {option.name: option.name for option in fields(PlaceArguments)}
 T = TypeVar("T")
@@ -132,14 +192,14 @@ def run(
     for_ours |= {"slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range}
     for_ours |= {"host_discovery_script": host_discovery_script, "elastic_timeout": elastic_timeout}
     for_ours |= {"remote_shell": remote_shell, "grace_seconds": grace_seconds}
-    run_arguments.check_controller(use_gloo, use_mpi, mpi_args, for_ours)
+    check_controller(use_gloo, use_mpi, mpi_args, for_ours)
     given = PlaceArguments(
-        hosts=run_arguments.hosts(hosts),
+        hosts=read_hosts(hosts),
         hostfile=hostfile,
-        host_discovery_script=run_arguments.script(host_discovery_script),
+        host_discovery_script=read_script(host_discovery_script),
         slots=None if slots is None else check_integer(slots, "slots", 1),
         remote_shell=remote_shell,
-        ssh_port=run_arguments.port(ssh_port),
+        ssh_port=read_port(ssh_port),
         ssh_identity_file=ssh_identity_file,
     )
     given = given.within(allocation_of(os.environ))
@@ -150,7 +210,7 @@ def run(
     limits = _limits(size, ElasticArguments(least, most, reset_limit, elastic_timeout, cooldown_range), given)
     places = Places.of(given, limits.size, limits.is_elastic)
     nics = renamed("network_interfaces", network_interfaces, "network_interface", network_interface)
-    interfaces = run_arguments.interfaces(nics)
+    interfaces = read_interfaces(nics)
     options = HostsOptions(
         environment=interface_variables(interfaces) | check_variables(env, "env", "run()"),
         start_timeout=resolve_start_timeout(start_timeout),
@@ -200,5 +260,5 @@ def _mpi_job(
         ssh_port=given.ssh_port,
         ssh_identity_file=None if key is None else os.fspath(key),
         output_directory=None if output is None else os.path.abspath(output),
-        mpi_args=run_arguments.mpi_words(mpi_args),
+        mpi_args=mpi_words(mpi_args),
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-__all__ = ["require_neighbours"]
-
 NEIGHBOURS = ("collectives", "executors")
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 

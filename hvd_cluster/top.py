@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["main"]
-
 ANSWER_SECONDS = 10.0
 SHOWN_LINES = 3
 SHOWN_ROUNDS = 5

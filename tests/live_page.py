@@ -17,7 +17,7 @@ def looker(path):
         import json
         import urllib.request
 
-        from hvd_cluster import basics
+        from hvd_cluster.core import basics
 
         basics.init()
         shown = None

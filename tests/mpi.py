@@ -16,10 +16,10 @@ SECONDS = 100
 ALLREDUCE = """
 import numpy, os
 from collectives.api import Operation, ReduceOp
-from hvd_cluster import basics
-from hvd_cluster.objects import global_process_set
-from hvd_cluster.operations.arrays import in_place
-from hvd_cluster.operations.operands import run
+from hvd_cluster.core import basics
+from hvd_cluster.ops.objects import global_process_set
+from hvd_cluster.ops.arrays import in_place
+from hvd_cluster.ops.operands import run
 basics.init()
 numbers = numpy.array([basics.rank() + 1.0])
 run(Operation.ALLREDUCE, in_place, numbers, "numbers", global_process_set, op=ReduceOp.SUM)

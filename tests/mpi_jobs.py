@@ -8,11 +8,11 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, InvalidRequestError, Operation, ReduceOp, SettingsError
 from collectives.backends.mpi.transport import MpiTransport
-from hvd_cluster import basics, capabilities
-from hvd_cluster.objects import allgather_object
-from hvd_cluster.operations.arrays import in_place
-from hvd_cluster.operations.operands import run
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core import basics, features
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.arrays import in_place
+from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.ops.operands import run
 
 
 def mpi():
@@ -30,7 +30,7 @@ def total(process_set=global_process_set):
 
 def over_mpi():
     """HOROVOD_CPU_OPERATIONS=mpi: one job after the other, with process sets."""
-    assert not capabilities.mpi_enabled()
+    assert not features.mpi_enabled()
     operations, begin = [], MpiTransport._run
     MpiTransport._run = lambda self, *arguments: (operations.append(self.group.ranks), begin(self, *arguments))[1]
     for _ in range(2):
@@ -44,10 +44,10 @@ def over_mpi():
         added = basics.add_process_set([0, 3])
         if basics.rank() in (0, 3):
             assert total(added) == 5.0
-        assert capabilities.mpi_enabled()
-        assert not capabilities.gloo_enabled()
+        assert features.mpi_enabled()
+        assert not features.gloo_enabled()
         assert total() == 10.0  # the first rank that shuts down ends the operations of others
-        assert capabilities.mpi_threads_supported() == (os.environ.get("HOROVOD_MPI_THREADS_DISABLE") != "1")
+        assert features.mpi_threads_supported() == (os.environ.get("HOROVOD_MPI_THREADS_DISABLE") != "1")
         basics.shutdown()
     sets = {ranks for ranks in [(0, 1, 2, 3), (0, 1), (1, 2, 3), (0, 3)] if rank in ranks}
     assert set(operations) == sets

@@ -7,10 +7,10 @@ from multiprocessing.connection import Connection, wait
 
 import cloudpickle
 
-from executors.job import Job
-from executors.outcome import capture
-from executors.placement import assign_ranks
-from tests.backends.members import forking_context
+from executors.driver.outcome import capture
+from executors.driver.worlds import assign_ranks
+from executors.job.job import Job
+from tests.collectives.backends.members import forking_context
 from tests.namespaces import stay_inside
 
 ANSWER_SECONDS = 100  # pytest ends a test soon after
@@ -146,7 +146,7 @@ def _serve(link: Connection, rank, variables, namespace, prepare):
     os.environ.clear()
     os.environ.update(variables, OMP_NUM_THREADS="1")
     prepare()
-    from hvd_cluster import basics
+    from hvd_cluster.core import basics
 
     while True:
         wait([link])

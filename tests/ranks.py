@@ -2,9 +2,9 @@
 
 import threading
 
-from hvd_cluster import basics
-from hvd_cluster.process_sets import ProcessSet
-from tests.collectives.job import running
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet
+from tests.collectives.engine.job import running
 
 
 class Rank(threading.local):

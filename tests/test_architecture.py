@@ -230,7 +230,7 @@ def test_nothing_prints():
 
 def test_importing_brings_in_no_framework_no_cluster_and_no_server():
     script = (
-        "import json, sys, hvd_cluster.basics, collectives.engine.bootstrap, executors.hosts.command;"
+        "import json, sys, hvd_cluster.core.basics, collectives.engine.start, executors.agents.hosts.run;"
         "json.dump(sorted(sys.modules), sys.stdout)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)

@@ -19,7 +19,7 @@ def run_all(place):
     """Every block of a place for ranks, one after the other; what went wrong, by block. Runs in each rank."""
     import traceback
 
-    from hvd_cluster import basics
+    from hvd_cluster.core import basics
 
     problems = {}
     for block in blocks(place):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster import basics, run
-from hvd_cluster.objects import allgather_object
+from hvd_cluster import run
+from hvd_cluster.core import basics
+from hvd_cluster.ops.objects import allgather_object
 from tests import slurm
 from tests.mpi import ALLREDUCE, mpirun
 
@@ -18,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 SECONDS = 100
 SCRIPT = r"""
 import numpy, os
-from hvd_cluster import basics
-from hvd_cluster.objects import allgather_object
+from hvd_cluster.core import basics
+from hvd_cluster.ops.objects import allgather_object
 basics.init()
 places = [getattr(basics, kind + name)() for kind in ("", "local_", "cross_") for name in ("rank", "size")]
 together = allgather_object(places)

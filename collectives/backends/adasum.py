@@ -20,12 +20,10 @@ from math import sqrt
 
 from collectives.api import DType
 from collectives.backends.base import Backend
+from collectives.backends.completion import Completion
 from collectives.backends.memory import Floats, Memory
-from collectives.backends.plane import Plane, Span, runs
 from collectives.buffers import Buffer
-from collectives.completion import Completion
-
-__all__ = ["adasum"]
+from collectives.kernels.segments import Plane, Span, runs
 
 HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 TINY = sqrt(sys.float_info.min)

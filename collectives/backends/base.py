@@ -3,18 +3,126 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
-from collectives.api import EngineError, ReduceOp
-from collectives.backends.group import Group
+from collectives.api import EngineError, Parameters, ReduceOp, Topology
+from collectives.backends.completion import Completion
 from collectives.backends.memory import Memory
 from collectives.backends.phases import OnPhase, Receiver, Span, time_phases
 from collectives.buffers import Buffer
-from collectives.completion import Completion
-from collectives.parameters import Parameters
+from collectives.net.attempts import ConnectAttempt
 
-__all__ = ["Backend", "OnDeath", "OnWait", "ignore_waits"]
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A list of ranks, as one of them sees it.
+
+    ``ranks`` are the global ranks of the members; a member's index in it is its *position*, and ``position`` is that
+    of this process. ``hosts[i]`` is the host of the member at position i. ``size`` is the number of members. Backends
+    compute with positions; messages to users name global ranks and hosts, see :meth:`describe`.
+    """
+
+    ranks: tuple[int, ...]
+    position: int
+    hosts: tuple[str, ...]
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", len(self.ranks))
+
+    @classmethod
+    def of(cls, members: Sequence[int], topology: Topology) -> Group:
+        """The group of the global ranks ``members``, which include the rank of this process."""
+        ranks = tuple(members)
+        return cls(ranks, ranks.index(topology.rank), tuple(topology.hosts[rank] for rank in ranks))
+
+    @property
+    def others(self) -> list[int]:
+        """The positions of the other members."""
+        return [position for position in range(self.size) if position != self.position]
+
+    def ranks_at(self, positions: Iterable[int]) -> list[int]:
+        """The global ranks of the members at ``positions``."""
+        return [self.ranks[position] for position in positions]
+
+    def some_others(self) -> str:
+        """The other members, for a message about one of them that is not known."""
+        return ("" if self.size < 3 else "at least one of ") + self.describe(self.others)
+
+    def part(self, positions: Sequence[int]) -> Group:
+        """The group of the members at ``positions``, which include that of this process."""
+        ranks = tuple(self.ranks_at(positions))
+        hosts = tuple(self.hosts[position] for position in positions)
+        return Group(ranks, tuple(positions).index(self.position), hosts)
+
+    def by_host(self) -> list[list[int]]:
+        """The positions on each host; the hosts in the order of their first members."""
+        found: dict[str, list[int]] = {}
+        for position, host in enumerate(self.hosts):
+            found.setdefault(host, []).append(position)
+        return list(found.values())
+
+    def describe(self, positions: Iterable[int]) -> str:
+        """The members at ``positions`` for a message: "rank 3 on host 'b'", "ranks 0, 1 on host 'a' and ..."."""
+        hosts: dict[str, list[int]] = {}
+        for position in positions:
+            hosts.setdefault(self.hosts[position], []).append(self.ranks[position])
+        return " and ".join(f"{_name(ranks)} on host {host!r}" for host, ranks in hosts.items())
+
+
+def _name(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+MOST_VOTERS = 64
+"""The members of a board over a network: each may send its vote to all others, which is too much for many. In a
+hierarchy also those of a host, which may vote over the network as well."""
+
+
+class Vote(ABC):
+    """The members decide, round by round, whether to run an operation.
+
+    Every member takes part in every round, once: it attempts an operation or declines. For one thread at a time.
+    """
+
+    @abstractmethod
+    def attempt(
+        self,
+        value: int,
+        call: Callable[[], None],
+        waiting: Callable[[list[int]], None],
+        agreed: Callable[[], None],
+    ) -> bool:
+        """Run ``call``, an operation on all members, if all members attempt ``value``; return whether they do.
+
+        ``value`` has 32 bits and is not 0. ``agreed`` is called as soon as all members have attempted ``value``, at
+        the latest before anything is written to a destination. A disagreement is known as soon as one member
+        declines or attempts another value, even if others have not entered the round; then no destination has been
+        written. Where one member counts the votes of others, it is known only once that one has entered the round or
+        declined. Until either is known, ``waiting`` is called every few milliseconds with the positions of the members
+        that have not entered the round. Where only the late hosts are known, the first member gets all of their
+        members, and others may get none. After a round without an operation, nobody enters the next one before all
+        have left this one. Errors of these calls and of the operation propagate.
+        """
+
+    @abstractmethod
+    def decline(self) -> None:
+        """Take part in the next round with nothing to run. Does not wait."""
+
+    def hurry(self) -> None:
+        """Another member has waited for long in a round that this one has left. Does not wait."""
+        return
+
+
+class OffersVote(ABC):
+    """Something that gives its members a board, such as a backend in shared memory. The board ends with it."""
+
+    @abstractmethod
+    def board(self) -> Vote | None:
+        """The board of these members; None, on all of them, if they have none."""
+
 
 OnWait: TypeAlias = Callable[[], None]
 """Called at least ten times a second on a thread that waits for another member inside an operation. It does not raise:
@@ -186,3 +294,25 @@ class Backend(ABC):
 
 def _forget(span: Span) -> None:
     """The receiver of the spans that end when there are no observers any more."""
+
+
+class Joining(ABC):
+    """One member that is about to connect to the others of ``group``.
+
+    ``offer`` is the address for the others: bytes that only this class reads.
+    """
+
+    def __init__(self, group: Group, offer: bytes = b"") -> None:
+        self.group = group
+        self.offer = offer
+
+    @abstractmethod
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> Backend:
+        """The connected backend; ``offers`` are those of the members, by position. Call it once.
+
+        Raises PeerLostError, CollectiveTimeoutError, and the error that ``attempt`` was aborted with.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the offered address, after :meth:`connect` or instead of it. Idempotent."""

@@ -10,13 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import DType, ReduceOp
-from collectives.backends.base import Backend
-from collectives.backends.group import Group
-from collectives.backends.host_memory import HostMemory
+from collectives.backends.base import Backend, Group
+from collectives.backends.completion import DONE, Completion
+from collectives.backends.memory import HostMemory
 from collectives.buffers import Buffer, host_arrays, host_bytes
-from collectives.completion import DONE, Completion
-
-__all__ = ["Array", "Bytes", "HostBackend"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -133,3 +130,23 @@ class HostBackend(Backend):
     @abstractmethod
     def wait_for_all(self) -> None:
         """Return when every member has called it."""
+
+
+KEPT = 1 << 25
+"""Bytes that a workspace keeps at most."""
+
+
+class Workspace:
+    """Grows when needed: fresh memory costs a page fault for each 4 KB. More than KEPT is not kept."""
+
+    def __init__(self) -> None:
+        self._memory: Bytes = np.empty(0, np.uint8)
+
+    def take(self, count: int, dtype: DType) -> Array:
+        """An array of ``count`` elements with any content. It replaces the one taken before."""
+        nbytes = count * dtype.itemsize
+        if nbytes > KEPT:
+            return np.empty(count, dtype.storage)
+        if self._memory.size < nbytes:
+            self._memory = np.empty(nbytes, np.uint8)
+        return self._memory[:nbytes].view(dtype.storage)

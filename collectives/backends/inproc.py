@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError
-from collectives.backends.group import Group
+from collectives.backends.base import Group, OffersVote, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.kernels.reduction import reduce_arrays
 from collectives.kernels.segments import Segments
-from collectives.planning.board import Board, OffersBoard
-
-__all__ = ["Fault", "InprocBackend", "InprocGroup"]
 
 SLICE_SECONDS = 0.005
 
@@ -137,7 +134,7 @@ class InprocGroup:
             raise PeerLostError(next(iter(self._lost.values())))
 
 
-class _InprocBoard(Board):
+class _InprocBoard(Vote):
     """The board of member ``rank``, in the memory that the threads share."""
 
     def __init__(self, rank: int, group: InprocGroup) -> None:
@@ -163,7 +160,7 @@ class _InprocBoard(Board):
         self._group.come(self._rank, 0)
 
 
-class InprocBackend(HostBackend, OffersBoard):
+class InprocBackend(HostBackend, OffersVote):
     """A member of ``group``; all members are threads and have one ``shared``.
 
     Sources are copied when published, so one rendezvous per operation suffices.
@@ -226,8 +223,8 @@ class InprocBackend(HostBackend, OffersBoard):
     def wait_for_all(self) -> None:
         self._exchange(("barrier",), None)
 
-    def board(self) -> Board:
-        """See :class:`OffersBoard`."""
+    def board(self) -> Vote:
+        """See :class:`OffersVote`."""
         return _InprocBoard(self.rank, self._shared)
 
     def close(self) -> None:

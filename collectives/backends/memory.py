@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from collectives import buffers
 from collectives.api import DType
+from collectives.backends.completion import DONE, Completion
 from collectives.buffers import Buffer
-from collectives.completion import Completion
-
-__all__ = ["Floats", "Memory"]
+from collectives.kernels.reduction import narrow, scale_array, widen
 
 
 class Floats(NamedTuple):
@@ -70,3 +73,94 @@ class Memory(ABC):
     def copy(self, source: Buffer, target: Buffer) -> None:
         """target = source; both have one dtype and length."""
         self.scale(source, target, 1.0)
+
+
+CHUNK = 1 << 16
+"""Number of elements to compute at once, so that the temporaries stay in the cache."""
+
+Array = npt.NDArray[Any]
+
+_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+
+
+class HostMemory(Memory):
+    """See :class:`Memory`."""
+
+    device = "cpu"
+
+    def empty(self, dtype: DType, shape: tuple[int, ...]) -> Buffer:
+        """See :class:`Memory`."""
+        return buffers.empty(dtype, shape)
+
+    def fill(self, target: Buffer, value: float) -> None:
+        """See :class:`Memory`."""
+        if target.dtype is DType.BFLOAT16:
+            target.host[:] = np.float32(value).view(np.uint32) >> 16
+        else:
+            target.host[:] = value
+
+    def scale(self, source: Buffer, target: Buffer, factor: float) -> None:
+        """See :class:`Memory`."""
+        scale_array(source.host, target.host, source.dtype, factor)
+
+    @np.errstate(all="ignore")
+    def combine(self, target: Floats, first: Floats, second: Floats) -> None:
+        """See :class:`Memory`."""
+        for start, stop in _chunks(target.planes[0].count):
+            one, other = (np.multiply(_read(each, start, stop), each.factor) for each in (first, second))
+            _write(target, start, stop, np.add(one, other, out=one))
+
+    @np.errstate(all="ignore")
+    def products(self, first: Floats, second: Floats) -> tuple[float, float, float]:
+        """See :class:`Memory`."""
+        totals = np.zeros(3)
+        for start, stop in _chunks(first.planes[0].count):
+            one, other = (_read(each, start, stop).astype(np.float64) for each in (first, second))
+            totals += (one @ other, one @ one, other @ other)
+        crossed, ones, others = totals.tolist()
+        return crossed * first.factor * second.factor, ones * first.factor**2, others * second.factor**2
+
+    def store(self, numbers: Sequence[float]) -> Buffer:
+        """See :class:`Memory`."""
+        return buffers.as_buffer(np.array(numbers, np.float64))
+
+    def load(self, source: Buffer) -> list[float]:
+        """See :class:`Memory`."""
+        numbers: list[float] = source.host.tolist()
+        return numbers
+
+    def fence(self) -> Completion:
+        """See :class:`Memory`."""
+        return DONE
+
+
+def _chunks(count: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, count, CHUNK):
+        yield start, min(start + CHUNK, count)
+
+
+def _read(operand: Floats, start: int, stop: int) -> Array:
+    """The numbers without their factor, not to be written to."""
+    if len(operand.planes) == 2:
+        upper, lower = (plane.host[start:stop].view(np.uint16) for plane in operand.planes)
+        bits = upper.astype(np.uint32)
+        bits <<= 16
+        bits |= lower
+        return bits.view(np.float32)
+    [plane] = operand.planes
+    numbers = plane.host[start:stop]
+    return widen(numbers, plane.dtype) if plane.dtype in _HALVES else numbers
+
+
+def _write(target: Floats, start: int, stop: int, values: Array) -> None:
+    if len(target.planes) == 2:
+        upper, lower = (plane.host[start:stop].view(np.uint16) for plane in target.planes)
+        bits = values.view(np.uint32)
+        upper[:] = bits >> 16
+        lower[:] = bits.astype(np.uint16)
+        return
+    [plane] = target.planes
+    if plane.dtype in _HALVES:
+        narrow(values, plane.host[start:stop], plane.dtype)
+    else:
+        plane.host[start:stop] = values

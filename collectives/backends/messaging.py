@@ -33,14 +33,11 @@ import numpy as np
 
 from collectives.api import DType, ReduceOp
 from collectives.backends.base import OnWait
-from collectives.backends.host import Array, Bytes, HostBackend
+from collectives.backends.host import Array, Bytes, HostBackend, Workspace
 from collectives.backends.phases import phase
 from collectives.backends.transport import Transport, parts
-from collectives.backends.workspace import Workspace
 from collectives.kernels.reduction import reduce_arrays, scale_array
 from collectives.kernels.segments import Segments
-
-__all__ = ["MessagingBackend"]
 
 DIRECT = 1 << 16
 """Up to this many bytes, a member sends all its data to every other: one step; a ring has 2 (P - 1) or P - 1."""

@@ -1,4 +1,4 @@
-"""The phases of an operation: the parts of a backend's work that observers see, such as copying and waiting.
+"""The steps of an operation, such as copying and waiting, as timelines and profiles show them.
 
 A method is only marked. While an observer listens, each object with marked methods gets timed ones in their place; at
 other times nothing is different from a method without a mark. A profile is an observer, too: calls are its ranges.
@@ -8,14 +8,55 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache, partial, wraps
 from time import monotonic
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from collectives.activities import part
-from collectives.ranges import named
 
-__all__ = ["OnPhase", "Receiver", "Span", "phase", "phases_in", "time_phases"]
+class _Profiler(NamedTuple):
+    is_recording: Callable[[], bool]
+    named: Callable[[str], AbstractContextManager[object]]
+
+
+_registered = [_Profiler(lambda: False, nullcontext)]
+
+
+def register(is_recording: Callable[[], bool], named: Callable[[str], AbstractContextManager[object]]) -> None:
+    """Use this profiler from now on.
+
+    ``is_recording`` says whether a profile is recorded now, in any thread; it must be cheap. The code within the
+    context that ``named`` returns is a range of that name, on its thread.
+    """
+    _registered[0] = _Profiler(is_recording, named)
+
+
+def recording() -> bool:
+    """Whether a profile is recorded now."""
+    return _registered[0].is_recording()
+
+
+def named(name: str) -> AbstractContextManager[object]:
+    """The code within is a range called ``name``."""
+    return _registered[0].named(name)
+
+
+SHORT = {"BROADCAST": "BCAST"}
+PARTS = {"copy in": "MEMCPY_IN_FUSION_BUFFER", "copy out": "MEMCPY_OUT_FUSION_BUFFER"}
+
+
+@lru_cache(256)
+def activity(operation: str, backend: str) -> str:
+    """The work of ``backend`` for ``operation``, such as SHM_ALLREDUCE."""
+    name = operation.upper()
+    return f"{backend.upper()}_{SHORT.get(name, name)}"
+
+
+@lru_cache(256)
+def part(phase: str) -> str:
+    """A phase inside of the backend."""
+    return PARTS.get(phase) or phase.upper().replace(" ", "_")
+
 
 Span: TypeAlias = tuple[str, float, float]
 """The name of a phase, its beginning and its end in seconds of ``time.monotonic()``."""

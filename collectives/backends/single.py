@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from collectives.api import DType, ReduceOp, ShutDownError
-from collectives.attempt import ConnectAttempt
-from collectives.backends.group import Group
+from collectives.backends.base import Group, Joining, OffersVote, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
-from collectives.backends.joining import Joining
 from collectives.kernels.reduction import reduce_arrays, scale_array
 from collectives.kernels.segments import Segments
-from collectives.planning.board import Board, OffersBoard
-
-__all__ = ["SingleBackend", "SingleJoining"]
+from collectives.net.attempts import ConnectAttempt
 
 
-class _Alone(Board):
+class _Alone(Vote):
     """A single member always agrees."""
 
     def attempt(
@@ -34,7 +30,7 @@ class _Alone(Board):
         return
 
 
-class SingleBackend(HostBackend, OffersBoard):
+class SingleBackend(HostBackend, OffersVote):
     """The backend of a group with one member. Every operation is at most one pass over the memory."""
 
     name = "single"
@@ -91,8 +87,8 @@ class SingleBackend(HostBackend, OffersBoard):
     def wait_for_all(self) -> None:
         self._check()
 
-    def board(self) -> Board:
-        """See :class:`OffersBoard`."""
+    def board(self) -> Vote:
+        """See :class:`OffersVote`."""
         return _Alone()
 
     def close(self) -> None:

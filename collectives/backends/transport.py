@@ -9,12 +9,9 @@ from itertools import accumulate
 import numpy as np
 
 from collectives.api import DType, EngineError, ReduceOp
-from collectives.backends.base import OnWait, ignore_waits
-from collectives.backends.group import Group
+from collectives.backends.base import Group, OnWait, ignore_waits
 from collectives.backends.host import Array, Bytes
 from collectives.backends.phases import phase
-
-__all__ = ["Message", "PointToPoint", "Transport", "parts"]
 
 Message = tuple[int, Bytes]
 """The position of the other member, and the memory to send from or to receive into."""

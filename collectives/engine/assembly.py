@@ -6,40 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from collectives.api import PeerLostError, Topology
-from collectives.backends.table import staged
-from collectives.control.base import Channel
-from collectives.cores import Cores
-from collectives.counts import Counts
-from collectives.engine.arbiter import Arbiter
-from collectives.engine.attendance import Attendance
-from collectives.engine.commands import Commands
-from collectives.engine.deciders.base import Decider
-from collectives.engine.deciders.negotiated import Negotiated
-from collectives.engine.deciders.rounds import Rounds
-from collectives.engine.deciders.unison import Unison
-from collectives.engine.dispatch import Dispatch
-from collectives.engine.driver import Driver
-from collectives.engine.ends import Ends
-from collectives.engine.exchange import Exchange
-from collectives.engine.inquiries import Inquiries
-from collectives.engine.investigation import Investigation
-from collectives.engine.link import Link, RemoteLink
-from collectives.engine.local_link import LocalLink
-from collectives.engine.locator import Locator
-from collectives.engine.lookout import Lookout
-from collectives.engine.punctuality import Punctuality
-from collectives.engine.runner import Runner
-from collectives.engine.set_backends import SetBackends
-from collectives.engine.silence import Silence
-from collectives.engine.tally import Tally
-from collectives.engine.trials import Trials
-from collectives.engine.work import Work
-from collectives.engine.work_table import WorkTable
-from collectives.events import EventStream
-from collectives.parameters import PATIENCE_SECONDS, Parameters
-from collectives.planning.coordinator import Coordinator
-from collectives.planning.messages import (
+from collectives.api import PATIENCE_SECONDS, Parameters, PeerLostError, Topology
+from collectives.backends.registry import staged
+from collectives.controller.coordinator import Coordinator
+from collectives.controller.messages import (
     COORDINATOR,
     Abort,
     Left,
@@ -52,19 +22,34 @@ from collectives.planning.messages import (
     Unknown,
     Withdraw,
 )
-from collectives.planning.process_sets import GLOBAL, ProcessSets
-from collectives.planning.stalls import StallInspector
-from collectives.planning.stragglers import StragglerInspector, WaitWindows
-from collectives.planning.survey import Survey
-from collectives.planning.whereabouts import ProcessState
-from collectives.planning.worker import Worker
+from collectives.controller.process_sets import GLOBAL, ProcessSets
+from collectives.controller.waits import ProcessState
+from collectives.controller.worker import Worker
+from collectives.cores import Cores
+from collectives.engine.bypass import Bypass, Decider, Negotiated, Rounds
+from collectives.engine.coordinator_link import LocalLink
+from collectives.engine.counters import Counters, Counts
+from collectives.engine.link import Link, RemoteLink
+from collectives.engine.loop import Dispatch, EngineLoop, Trials, WaitDuties
+from collectives.engine.progress import ProgressEngine
+from collectives.engine.registration import SetBackends
+from collectives.engine.runner import Runner
+from collectives.engine.shutdown import Ends
+from collectives.engine.work import Work
+from collectives.engine.work_table import Commands, WorkTable
+from collectives.events import EventStream
+from collectives.net.channel import Channel
 from collectives.settings import Settings
-
-__all__ = ["Assembly"]
+from collectives.stalls.deadlocks import DeadlockDetector
+from collectives.stalls.inspector import StallInspector, StallReporter, StatusRequest
+from collectives.stalls.status import StatusProbe, StatusTable
+from collectives.stalls.straggler_reports import StragglerReporter
+from collectives.stalls.stragglers import StragglerInspector, WaitWindows
+from collectives.stalls.watchdog import CoordinatorWatch, Watchdog
 
 CYCLE_SECONDS = 0.001
 
-OUTER_DECIDERS: tuple[Callable[[Rounds, Decider], Decider], ...] = (Unison,)
+OUTER_DECIDERS: tuple[Callable[[Rounds, Decider], Decider], ...] = (Bypass,)
 """The deciders that come before :class:`Negotiated`, the outermost last. Each falls back on the one before it."""
 
 
@@ -93,11 +78,11 @@ class Assembly:
         self._parameters = _parameters(topology, settings)
         self._commands = Commands()
         self._dispatch = Dispatch()
-        self._survey = Survey()
+        self._survey = StatusTable()
         self._lookout = self._make_lookout()
         self.punctuality = self._make_punctuality()
         self._link = self._make_link()
-        self.tally = Tally(WaitWindows(topology.size), self._link.report_waits)
+        self.tally = Counters(WaitWindows(topology.size), self._link.report_waits)
         self.works = WorkTable(topology.rank, self._negotiate, self._urge)
         self.runner = self._make_runner(backends)
         self._worker = Worker(self._parameters)
@@ -107,7 +92,7 @@ class Assembly:
         self.ends = self._make_ends()
         self._inquiries = self._make_inquiries()
         self._locator = self._make_locator()
-        self._attendance = Attendance(self._link, self._dispatch, self._inquiries, self._locator, self._is_driving)
+        self._attendance = WaitDuties(self._link, self._dispatch, self._inquiries, self._locator, self._is_driving)
         self.runner.attend(self._attendance.wait)
         self.exchange = self._make_exchange()
         self._fill_dispatch()
@@ -154,8 +139,8 @@ class Assembly:
             lambda: self._inquiries.asked,
         )
 
-    def _make_exchange(self) -> Exchange:
-        return Exchange(
+    def _make_exchange(self) -> EngineLoop:
+        return EngineLoop(
             self._settings.timeouts,
             self._channel,
             self._link,
@@ -174,9 +159,9 @@ class Assembly:
         attend = self._attendance.attend
         return Trials(self._topology, self._channel, self.runner, self._lookout, self.ends, self._commands, attend)
 
-    def _make_inquiries(self) -> Inquiries:
-        silence = Silence(_stall_inspector(self._settings), self.works.oldest)
-        return Inquiries(
+    def _make_inquiries(self) -> CoordinatorWatch:
+        silence = Watchdog(_stall_inspector(self._settings), self.works.oldest)
+        return CoordinatorWatch(
             self._topology, silence, self._lookout, self.works, self._link.inquire, self._link.states, self.ends.fail
         )
 
@@ -204,7 +189,7 @@ class Assembly:
             self._channel,
             coordinator,
             self._make_lookout(),
-            Arbiter(self._survey, self._locate),
+            DeadlockDetector(self._survey, self._locate),
             self.punctuality,
             self._survey,
             self._events,
@@ -212,11 +197,11 @@ class Assembly:
             variable,
         )
 
-    def _make_lookout(self) -> Lookout:
+    def _make_lookout(self) -> StallReporter:
         inspector = _stall_inspector(self._settings)
         if self._topology.rank != COORDINATOR:
-            return Lookout(inspector, self._events)
-        return Lookout(inspector, self._events, Investigation(self._survey, self._locate, self._states))
+            return StallReporter(inspector, self._events)
+        return StallReporter(inspector, self._events, StatusRequest(self._survey, self._locate, self._states))
 
     def _locate(self, ranks: Sequence[int]) -> None:
         """On rank 0: ask ``ranks`` where they stand."""
@@ -229,9 +214,9 @@ class Assembly:
     def _states(self, ranks: Sequence[int]) -> Mapping[int, ProcessState]:
         return self._link.states(ranks)
 
-    def _make_locator(self) -> Locator:
+    def _make_locator(self) -> StatusProbe:
         rank = self._topology.rank
-        return Locator(rank, self.works, self._callers, self._has_news, self._link.answer, self._wake_locator)
+        return StatusProbe(rank, self.works, self._callers, self._has_news, self._link.answer, self._wake_locator)
 
     def _callers(self) -> Mapping[int, bool]:
         return self.driver.inside.ever()
@@ -244,16 +229,16 @@ class Assembly:
         self._commands.append(self._locator.look)
         self.driver.notify()
 
-    def _make_punctuality(self) -> Punctuality:
+    def _make_punctuality(self) -> StragglerReporter:
         inspector = StragglerInspector(self._topology.size, self._members)
-        return Punctuality(inspector, self._events, self._topology.hosts)
+        return StragglerReporter(inspector, self._events, self._topology.hosts)
 
     def _members(self, process_set: int) -> Sequence[int]:
         return self._process_sets.ranks(process_set) if process_set in self._process_sets else ()
 
-    def _make_driver(self) -> Driver:
+    def _make_driver(self) -> ProgressEngine:
         name, crowded = f"hvd-engine-{self._topology.rank}", Cores.of(self._topology).are_crowded
-        return Driver(self.exchange, name, self._parameters.patient, crowded, self._settings.thread_affinity)
+        return ProgressEngine(self.exchange, name, self._parameters.patient, crowded, self._settings.thread_affinity)
 
     def counts(self) -> Counts:
         """The work of this rank up to now."""

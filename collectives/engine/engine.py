@@ -1,34 +1,151 @@
-"""The engine of one rank, as its users see it: submit, poll, synchronize, change process sets, end."""
+"""Calls for a whole process set, and changes of the process sets."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from collectives.api import HorovodInternalError, InvalidRequestError, PeerLostError, Request, ShutDownError, Topology
+from collectives.api import (
+    HorovodInternalError,
+    InvalidRequestError,
+    Operation,
+    Parameters,
+    PeerLostError,
+    Request,
+    ShutDownError,
+    Topology,
+)
 from collectives.buffers import Buffer
-from collectives.control.base import Channel
-from collectives.counts import Counts
+from collectives.controller.messages import COORDINATOR
+from collectives.controller.process_sets import GLOBAL, ProcessSets
 from collectives.engine.assembly import Assembly
-from collectives.engine.intake import Intake
-from collectives.engine.registration import Form
-from collectives.engine.set_backends import SetBackends
-from collectives.engine.set_calls import ADD, SetCalls
+from collectives.engine.counters import Counts
+from collectives.engine.loop import EngineLoop
+from collectives.engine.progress import ProgressEngine
+from collectives.engine.registration import Form, Registration, SetBackends
+from collectives.engine.shutdown import ProcessExit
+from collectives.engine.submit import Submitter
 from collectives.engine.work import Destination, Watch, Work
+from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream
-from collectives.parameters import Parameters
-from collectives.planning.messages import COORDINATOR
-from collectives.planning.process_sets import GLOBAL, ProcessSets
-from collectives.planning.stragglers import Straggler
-from collectives.process_exit import ProcessExit
+from collectives.net.channel import Channel
 from collectives.settings import Settings
-
-__all__ = ["Engine"]
+from collectives.stalls.stragglers import Straggler
 
 logger = logging.getLogger(__name__)
+
+
+ADD = Request("process_set.add", Operation.ADD_PROCESS_SET)
+
+
+class SetCalls:
+    """The methods of an engine that concern a whole process set; :class:`Engine` describes them.
+
+    ``dynamic``: process sets may be added. ``form`` makes the formation of one that has this rank as a member.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        process_sets: ProcessSets,
+        dynamic: bool,
+        intake: Submitter,
+        works: WorkTable,
+        exchange: EngineLoop,
+        driver: ProgressEngine,
+        form: Form,
+    ) -> None:
+        self._rank = rank
+        self._process_sets = process_sets
+        self._dynamic = dynamic
+        self._intake = intake
+        self._works = works
+        self._exchange = exchange
+        self._driver = driver
+        self._form = form
+
+    def barrier(self, process_set: int) -> None:
+        """See :meth:`Engine.barrier`."""
+        self._run(Work(Request("barrier", Operation.BARRIER, process_set=process_set), None, None))
+
+    def join(self, process_set: int) -> int:
+        """See :meth:`Engine.join`."""
+        work = Work(Request("join", Operation.JOIN, process_set=process_set), None, None)
+        work.urged = True
+        with self._driver.inside:
+            self._intake.begin_join(work)
+            try:
+                # The others must not believe that this rank has no data while some of it waits its turn.
+                for earlier in self._works.queued(process_set):
+                    self._exchange.urge(earlier)
+                    self._driver.wait(earlier)
+                self._works.enter([work], unnamed=True)
+                if self._intake.is_observed:
+                    self._intake.announce([work])
+                self._driver.wait(work)
+            finally:
+                if work.done or not self._works.owns(work):  # or else an interrupt leaves this rank joined
+                    self._intake.end_join(process_set)
+        work.outcome()
+        return work.answer
+
+    def add(self, ranks: Sequence[int]) -> int:
+        """See :meth:`Engine.add_process_set`."""
+        work = Registration(ADD)
+        try:
+            with self._reporting(ADD):
+                self._check_dynamic(ranks)
+                members = self._process_sets.check(ranks)
+                offer = self._prepare(work, members)
+            work.request = replace(ADD, splits=members, offer=offer)
+            return self._run(work).answer
+        finally:
+            if not self._works.owns(work):  # or else its end closes it, even if this call is interrupted
+                work.close()
+
+    def _prepare(self, work: Registration, members: Sequence[int]) -> bytes:
+        """The addresses of this rank for the other members; ``work`` owns them, also if an interrupt comes."""
+        if self._rank not in members:
+            return b""
+        work.formation = self._form(members)
+        return work.formation.prepare()
+
+    def _check_dynamic(self, ranks: Sequence[int]) -> None:
+        if not self._dynamic:
+            raise InvalidRequestError(
+                f"process set {list(ranks)} cannot be added: HOROVOD_DYNAMIC_PROCESS_SETS is 0; unset it, or give the "
+                "set to init(process_sets=[...])"
+            )
+
+    def remove(self, id: int) -> None:
+        """See :meth:`Engine.remove_process_set`."""
+        request = Request("process_set.remove", Operation.REMOVE_PROCESS_SET)
+        with self._reporting(request):
+            id, ranks = self._process_sets.check_removable(id)
+            request = replace(request, root_rank=id, splits=ranks)
+        self._run(Work(request, None, None))
+
+    def _run(self, work: Work) -> Work:
+        """Submit ``work``, which has no tensor and no name, wait, and return it."""
+        work.urged = True
+        with self._driver.inside:
+            self._intake.enter([work], unnamed=True)
+            self._driver.wait(work)
+        work.outcome()
+        return work
+
+    @contextmanager
+    def _reporting(self, request: Request) -> Iterator[None]:
+        """An error before ``request`` is submitted, which has no name yet, ends it on the other ranks, too."""
+        try:
+            yield
+        except Exception as error:
+            self._intake.reject([Work(request, None, None)], True, error)
+            raise
 
 
 class Engine:
@@ -56,7 +173,7 @@ class Engine:
         parts = Assembly(topology, settings, process_sets, channel, backends, self.events)
         self._works, self._exchange, self._ends, self._driver = parts.works, parts.exchange, parts.ends, parts.driver
         notify = self._driver.notify
-        self._intake = Intake(topology.rank, process_sets, parts.works, parts.runner, self.events, notify)
+        self._intake = Submitter(topology.rank, process_sets, parts.works, parts.runner, self.events, notify)
         self._set_calls = SetCalls(
             topology.rank,
             process_sets,

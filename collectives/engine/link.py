@@ -6,13 +6,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from collectives.api import EngineError, HorovodInternalError
-from collectives.control.base import Channel
-from collectives.engine.process_state import state_of
-from collectives.events import EventStream, Received, Sent
-from collectives.parameters import Changes
-from collectives.planning.errors import pack
-from collectives.planning.messages import (
+from collectives.api import Changes, EngineError, HorovodInternalError
+from collectives.controller.errors import pack
+from collectives.controller.messages import (
     COORDINATOR,
     Abort,
     Accusation,
@@ -21,16 +17,17 @@ from collectives.planning.messages import (
     Message,
     Ping,
     Pong,
+    RankStatus,
     Status,
     WaitReport,
-    Whereabouts,
     decode,
     encode,
 )
-from collectives.planning.schedules import Schedule
-from collectives.planning.whereabouts import ProcessState
-
-__all__ = ["FLUSH_SECONDS", "Link", "RemoteLink"]
+from collectives.controller.schedules import Schedule
+from collectives.controller.waits import ProcessState
+from collectives.events import EventStream, Received, Sent
+from collectives.net.channel import Channel
+from collectives.stalls.stacks import state_of
 
 FLUSH_SECONDS = 0.1
 
@@ -104,7 +101,7 @@ class Link(ABC):
         """Tell the coordinator how long this rank waits for others. Changes nothing else."""
 
     @abstractmethod
-    def answer(self, found: Whereabouts) -> None:
+    def answer(self, found: RankStatus) -> None:
         """Tell the coordinator where this rank stands."""
 
     def states(self, ranks: Iterable[int]) -> Mapping[int, ProcessState]:
@@ -241,6 +238,6 @@ class RemoteLink(Link):
         """See :class:`Link`."""
         self._send_directly((COORDINATOR,), report)
 
-    def answer(self, found: Whereabouts) -> None:
+    def answer(self, found: RankStatus) -> None:
         """See :class:`Link`."""
         self._send_directly((COORDINATOR,), found)

@@ -7,27 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from collectives.api import HOST, EngineError, MismatchError, Operation, Request
+from collectives.api import HOST, EngineError, MismatchError, Operation, Parameters, Request
 from collectives.backends.base import Backend, OnWait, ignore_waits
+from collectives.backends.completion import DONE, Completion
+from collectives.backends.phases import recording
 from collectives.buffers import Buffer
-from collectives.completion import DONE, Completion
-from collectives.engine.deciders.base import Attempt, Meanwhile, Trial
-from collectives.engine.execution import execute
-from collectives.engine.registration import Formation, Registration
-from collectives.engine.reporter import Reporter, TrialReporter
-from collectives.engine.set_backends import SetBackends
-from collectives.engine.stand_in import stand_in
-from collectives.engine.tally import Tally
+from collectives.controller.messages import Response
+from collectives.controller.process_sets import ProcessSets
+from collectives.controller.worker import Batch, Refusal
+from collectives.engine.bypass import Attempt, Meanwhile, Trial
+from collectives.engine.counters import Counters
+from collectives.engine.execution import execute, joined_input
+from collectives.engine.observers import Reporter, TrialReporter
+from collectives.engine.registration import Formation, Registration, SetBackends
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
 from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started, Switched
-from collectives.parameters import Parameters
-from collectives.planning.messages import Response
-from collectives.planning.process_sets import ProcessSets
-from collectives.planning.worker import Batch, Refusal
-from collectives.ranges import recording
-
-__all__ = ["Runner"]
 
 POLL_SECONDS = 0.0002
 """The interval between checks of an operation whose device cannot tell when it is over."""
@@ -67,7 +62,7 @@ class Runner:
         backends: Mapping[int, SetBackends],
         works: WorkTable,
         events: EventStream,
-        tally: Tally,
+        tally: Counters,
         announce: Callable[[], None],
         adopt: Callable[[Parameters], None],
         wake: Callable[[], None],
@@ -247,7 +242,7 @@ class Runner:
             self._reporter.finished(batch, works)
 
     def _take(self, response: Response, backend: Backend) -> Work:
-        return self._works.take(response.request.key) or stand_in(response, backend.group.size, backend.memory)
+        return self._works.take(response.request.key) or joined_input(response, backend.group.size, backend.memory)
 
     def announce(self, batches: Sequence[Batch]) -> None:
         """Tell observers that ``batches`` will run."""

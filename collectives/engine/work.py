@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from collectives.api import EngineError, HorovodInternalError, Request
+from collectives.backends.completion import DONE, Completion
 from collectives.buffers import Buffer
-from collectives.completion import DONE, Completion
-
-__all__ = ["Allocator", "Destination", "Watch", "Work", "fresh"]
 
 Allocator: TypeAlias = Callable[[tuple[int, ...]], Buffer]
 Destination: TypeAlias = Buffer | Allocator | None

@@ -1,4 +1,4 @@
-"""The works of one rank that are in flight, by process set and name."""
+"""Requests of other threads to the thread that drives."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeAlias
 
 from collectives.api import DuplicateNameError, Operation, Request
+from collectives.controller.agreement import SET_CHANGES
+from collectives.controller.messages import Response
 from collectives.engine.work import Work, fresh
 from collectives.logs import about
-from collectives.planning.agreement import SET_CHANGES
-from collectives.planning.messages import Response
 
-__all__ = ["UNNAMED", "WorkTable"]
+Commands: TypeAlias = deque[Callable[[], object]]
+"""Carried out with the next step, in order. Any thread may append."""
+
 
 UNNAMED = 256
 """The number of names for unnamed tensors of one kind; then the names repeat, to profit from the response cache."""

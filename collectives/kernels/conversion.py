@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from collectives.api import DType, InvalidRequestError
 
-__all__ = ["CHUNK", "NUMPY", "Array", "Conversion", "Float32", "conversion", "register"]
-
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
 

@@ -11,8 +11,6 @@ import ctypes
 import platform
 import sys
 
-__all__ = ["KeptSubnormals"]
-
 _SMALLEST_NORMAL = sys.float_info.min
 _HALF = 0.5
 

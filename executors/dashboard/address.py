@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collectives.interfaces import LOOPBACK
-
-__all__ = ["Address"]
+from collectives.net.interfaces import LOOPBACK
 
 LARGEST_PORT = 65535
 FORM = "an address and a port, such as 127.0.0.1:8265, 0.0.0.0:0 for any free port, or [::1]:8265"

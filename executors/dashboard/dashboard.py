@@ -12,16 +12,14 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from collectives.api import Store
-from collectives.live.snapshot import LAST_RECORDING, PREFIX, Recording, Snapshot, recording_key
-from collectives.rendezvous.store import Observer
+from collectives.observe.live.snapshot import LAST_RECORDING, PREFIX, Recording, Snapshot, recording_key
+from collectives.store.memory import Observer
+from executors.agents.local.output import Lines, Sink, Sinks, TeeSink, say
 from executors.api import ExecutorError
 from executors.dashboard.address import Address
 from executors.dashboard.picture import Picture
 from executors.dashboard.server import DashboardServer
-from executors.local.output import Lines, Sink, Sinks, TeeSink, say
-from executors.worlds import CHANGES, WORLDS, Published
-
-__all__ = ["Dashboard", "Shown"]
+from executors.driver.worlds import CHANGES, WORLDS, Published
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +168,7 @@ class _Watched:
         self._show = show
 
     def sink(self, rank: int, name: str) -> Sink:
-        """See :class:`executors.local.output.Sinks`."""
+        """See :class:`executors.agents.local.output.Sinks`."""
         return TeeSink(self._output.sink(rank, name), _Shower(lambda line: self._show(rank, name, line)))
 
 

@@ -7,10 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from collectives.live.snapshot import Snapshot
-from executors.worlds import Published
-
-__all__ = ["KEPT_LINES", "Picture"]
+from collectives.observe.live.snapshot import Snapshot
+from executors.driver.worlds import Published
 
 RATE_SECONDS = 5.0
 """Rates are those of the last seconds."""
@@ -26,7 +24,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 @dataclass(slots=True)
-class Worker:
+class ShownWorker:
     """A worker: its snapshots of the last seconds, and when the last one came."""
 
     snapshots: deque[Snapshot] = field(default_factory=deque)
@@ -69,7 +67,7 @@ class Picture:
 
     job: str
     size: int
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, ShownWorker] = field(default_factory=dict)
     lines: dict[str, deque[tuple[str, str]]] = field(default_factory=dict)
     rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     world: Published | None = None
@@ -79,7 +77,7 @@ class Picture:
 
     def hear(self, worker: str, snapshot: Snapshot, now: float) -> None:
         """``worker`` has sent ``snapshot``."""
-        self.workers.setdefault(worker, Worker()).take(snapshot, now)
+        self.workers.setdefault(worker, ShownWorker()).take(snapshot, now)
 
     def publish(self, world: Published, now: float) -> None:
         """The driver has published ``world``."""
@@ -164,7 +162,7 @@ class Picture:
         pid, batch = (known.last.pid, known.last.batch) if known else (0, None)
         return {**shown, **rates, "waiting_share": waiting, "pid": pid, "batch": batch}
 
-    def _state(self, known: Worker | None, now: float) -> str:
+    def _state(self, known: ShownWorker | None, now: float) -> str:
         if known is None:
             return "has not called init() yet"
         silence = now - known.heard

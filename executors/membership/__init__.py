@@ -16,7 +16,7 @@ from executors.membership.events import (
     Overdue,
     Publish,
     Start,
-    Stop,
+    StopWorker,
     Tick,
     WorkerBehind,
     WorkerDone,
@@ -29,13 +29,13 @@ from executors.membership.events import (
     WorldFormed,
 )
 from executors.membership.hosts import Cooldown
-from executors.membership.limits import Counts, Limits
+from executors.membership.limits import ElasticCounts, Limits
 from executors.membership.membership import Membership
 
 __all__ = [
     "Action",
     "Cooldown",
-    "Counts",
+    "ElasticCounts",
     "End",
     "Event",
     "HostDraining",
@@ -48,7 +48,7 @@ __all__ = [
     "Overdue",
     "Publish",
     "Start",
-    "Stop",
+    "StopWorker",
     "Tick",
     "WorkerBehind",
     "WorkerDone",

@@ -4,31 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "Action",
-    "End",
-    "Event",
-    "HostDraining",
-    "HostFound",
-    "HostLost",
-    "HostUnusable",
-    "Members",
-    "Overdue",
-    "Publish",
-    "Start",
-    "Stop",
-    "Tick",
-    "WorkerBehind",
-    "WorkerDone",
-    "WorkerDraining",
-    "WorkerFailed",
-    "WorkerLeaves",
-    "WorkerRaised",
-    "WorkerReady",
-    "WorldFailed",
-    "WorldFormed",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Members:
@@ -184,7 +159,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopWorker:
     """End the process of ``worker``: it belongs to no world, and none will have it."""
 
     worker: str
@@ -223,4 +198,4 @@ class End:
     unrepaired: tuple[str, ...] = ()
 
 
-Action = Start | Stop | Publish | Overdue | End
+Action = Start | StopWorker | Publish | Overdue | End

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from executors.counted import counted
+from executors.api import counted
 from executors.membership.hosts import Cooldown
-
-__all__ = ["UNLIMITED", "Counts", "Limits"]
 
 UNLIMITED = 1 << 20
 """More workers than any job has."""
@@ -64,7 +62,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Counts:
+class ElasticCounts:
     """How often the members of a job changed, by reason."""
 
     failures: int = 0
@@ -91,4 +89,4 @@ class Counts:
 
     def allow_resize(self, limits: Limits) -> bool:
         """Whether one more resize stays within the limits."""
-        return Counts(self.failures, self.resizes + 1).excess(limits) is None
+        return ElasticCounts(self.failures, self.resizes + 1).excess(limits) is None

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-__all__ = ["Losses"]
-
 
 @dataclass(slots=True)
 class _Loss:

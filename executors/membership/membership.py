@@ -20,7 +20,7 @@ from executors.membership.events import (
     Overdue,
     Publish,
     Start,
-    Stop,
+    StopWorker,
     WorkerBehind,
     WorkerDone,
     WorkerDraining,
@@ -31,12 +31,9 @@ from executors.membership.events import (
     WorldFailed,
     WorldFormed,
 )
-from executors.membership.hosts import Hosts
-from executors.membership.limits import Counts, Limits
+from executors.membership.hosts import Hosts, spread
+from executors.membership.limits import ElasticCounts, Limits
 from executors.membership.losses import Losses
-from executors.membership.places import spread
-
-__all__ = ["Membership"]
 
 GATHER_SECONDS = 0.5
 """A newcomer that is ready waits this long for others that still start, so that they come in by one change."""
@@ -71,7 +68,7 @@ class Membership:
 
     def __init__(self, limits: Limits, jitter: Callable[[], float]) -> None:
         self.limits = limits
-        self.counts = Counts()
+        self.counts = ElasticCounts()
         self.published = NOBODY
         self.formed = NOBODY
         self._unformed: dict[int, Members] = {}
@@ -268,7 +265,7 @@ class Membership:
         for worker in newcomers:
             room -= worker in staying
             if room < 0 or worker not in staying:
-                self._actions.append(Stop(worker))
+                self._actions.append(StopWorker(worker))
                 del self._workers[worker]
 
     def _start(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the ranks of a process set meet before they combine the gradients of a model for the first time in a world.
+"""The comparison before a call that sends several tensors, such as the broadcast of a model's parameters.
 
 The name of that exchange is the same for all models. So ranks with different models meet there, and raise one error.
 """
@@ -9,23 +9,61 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
 
 from collectives.api import MismatchError, Operation
 from collectives.engine.engine import Engine
-from collectives.planning.standstills import PROPERTY as STANDSTILL
-from hvd_cluster import basics
-from hvd_cluster.comparison.models import Model, Names, Told, crossed, judge
-from hvd_cluster.comparison.twins import Place, are_swapped, place_of
-from hvd_cluster.objects import allgather_object
-from hvd_cluster.operations.arrays import gathered
-from hvd_cluster.operations.operands import run
-from hvd_cluster.process_sets import ProcessSet
+from collectives.stalls.deadlocks import PROPERTY as STANDSTILL
+from hvd_cluster.comparison.models import Model, Names, Told, crossed, difference, entry_of, judge
+from hvd_cluster.comparison.twins import ModelPlace, are_swapped, place_of
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.ops.arrays import gathered
+from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.ops.operands import run
+from hvd_cluster.ops.refusals import refusing
 
-__all__ = ["Agreed", "agreed_names", "require_no_swap"]
+T = TypeVar("T")
+
+
+def require_same(model: Model, call: str, process_set: ProcessSet) -> Names:
+    """The names of the tensors of ``model`` for all ranks, which are those of the first rank.
+
+    MismatchError on all ranks where their models differ; it names the first difference. ``call`` is the name of the
+    function.
+    """
+    row = np.array([[basics.rank(), model.digest]], np.int64)
+    rows = run(Operation.ALLGATHER, gathered, row, call, process_set)
+    if len(set(rows[:, 1].tolist())) == 1:
+        return model.names
+    models = dict(allgather_object((basics.rank(), model), f"{call}.lists", process_set))
+    error = difference(models)
+    if error is not None:
+        raise MismatchError(f"{call}: the tensors of the ranks differ: {error}")
+    return models[min(models)].names
+
+
+def refusing_list(call: str, process_set: ProcessSet) -> AbstractContextManager[None]:
+    """Around what comes before :func:`require_same`: if this rank refuses ``call``, it also fails on the others."""
+    return refusing(Operation.ALLGATHER, call, process_set)
+
+
+def matched(tensors: Sequence[tuple[Any, T]], call: str, process_set: ProcessSet) -> list[tuple[str, T]]:
+    """``tensors`` in the order in which all ranks give them, with the names for all ranks; raises as above.
+
+    They come with their names, by which they are matched, or with numbers, their positions.
+    """
+    is_named = all(isinstance(name, str) for name, _ in tensors)
+    ordered = sorted(tensors, key=itemgetter(0)) if is_named else tensors
+    model = Model(tuple(entry_of(str(name), tensor) for name, tensor in ordered))
+    names = require_same(model, call, process_set)
+    return [(name, tensor) for name, (_, tensor) in zip(names, ordered, strict=True)]
+
 
 NAME = "optimizer.models"
 ROUNDS = 40
@@ -49,7 +87,7 @@ class Meeting:
         self._changed = threading.Condition()
         self._agreed: dict[Model, Agreed] = {}
         self._waiting: dict[object, Model] = {}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, ModelPlace] = {}
         self._leads = False
         self._crossed = 0
 
@@ -149,7 +187,7 @@ def require_no_swap(model: Model, process_set: ProcessSet) -> None:
         raise MismatchError(crossed({rank: _described(model, each) for rank, each in told.items()}))
 
 
-def _described(model: Model, place: Place) -> str:
+def _described(model: Model, place: ModelPlace) -> str:
     return f"{model.summary}, number {place.number} of {place.total}"
 
 

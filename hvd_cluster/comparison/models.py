@@ -8,9 +8,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
-from collectives.planning.agreement import name_ranks
-
-__all__ = ["Entry", "Judgement", "Model", "Names", "Told", "crossed", "difference", "entry_of", "judge"]
+from collectives.controller.agreement import name_ranks
 
 Names: TypeAlias = tuple[str, ...]
 _SAME_MODEL = "give all ranks the same model"

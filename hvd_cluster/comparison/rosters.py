@@ -14,13 +14,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from collectives.engine.engine import Engine
-from hvd_cluster import basics
 from hvd_cluster.comparison.meeting import agreed_names, require_no_swap
 from hvd_cluster.comparison.models import Model, Names
 from hvd_cluster.comparison.twins import place_of
-from hvd_cluster.process_sets import ProcessSet
-
-__all__ = ["NodeNaming", "Roster", "roster_of", "static_name"]
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet
 
 KEPT = 1024
 """The number of lists that are known; those in graphs are not counted."""

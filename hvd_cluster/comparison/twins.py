@@ -2,7 +2,7 @@
 
 Ranks that begin with different ones of them would combine the gradients of different models. A *stamp* tells them
 apart: it counts what the process has made. Ranks may have made different numbers of things, so other stamps alone are
-no error. It is one where all ranks have equally many such variables, and use that of another :class:`Place`.
+no error. It is one where all ranks have equally many such variables, and use that of another :class:`ModelPlace`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 from hvd_cluster.comparison.models import Model, entry_of
 
-__all__ = ["Place", "are_swapped", "model_of", "place_of", "plain", "stamp_of"]
 
-
-class Place(NamedTuple):
+class ModelPlace(NamedTuple):
     """Of ``total`` variables that are alike on one rank, ``number`` are older than the one in use."""
 
     number: int
@@ -42,7 +40,7 @@ def model_of(variables: Sequence[Any]) -> Model:
     return Model(tuple(entries), "variable")
 
 
-def place_of(stamp: str, shape: tuple[int, ...] | None) -> Place:
+def place_of(stamp: str, shape: tuple[int, ...] | None) -> ModelPlace:
     """That of the variable with ``stamp`` and ``shape``. Looks at all objects of this process."""
     gc.collect()
     found = {stamp}
@@ -51,13 +49,13 @@ def place_of(stamp: str, shape: tuple[int, ...] | None) -> Place:
             other = stamp_of(each)
             if other and plain(other) == plain(stamp) and tuple(each.shape) == shape:
                 found.add(other)
-    return Place(sorted(found, key=_age).index(stamp), len(found))
+    return ModelPlace(sorted(found, key=_age).index(stamp), len(found))
 
 
 def _age(stamp: str) -> list[int]:
     return [int(number or 0) for number in re.findall(r"[^/]+?(?:_(\d+))?(?=/|$)", stamp)]
 
 
-def are_swapped(places: Mapping[int, Place]) -> bool:
+def are_swapped(places: Mapping[int, ModelPlace]) -> bool:
     """Whether ranks use different variables, of equally many."""
     return len({each.total for each in places.values()}) == 1 and len({each.number for each in places.values()}) > 1

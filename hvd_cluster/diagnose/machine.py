@@ -6,13 +6,16 @@ import os
 import platform
 import resource
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 
-from collectives import interfaces
 from collectives.api import SettingsError
 from collectives.cores import usable_cores
-
-__all__ = ["Machine"]
+from collectives.net import interfaces
+from executors.agents.mpi.library import find_mpirun
+from executors.api import ExecutorError
+from hvd_cluster import __version__
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -66,3 +69,45 @@ def _address(interface: str) -> str | None:
         return interfaces.address_of(interface)
     except SettingsError:
         return None
+
+
+DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
+    "numpy": ("numpy",),
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "keras": ("keras",),
+    "jax": ("jax",),
+    "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+    "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+    "nccl4py": ("nccl4py",),
+    "mpi4py": ("mpi4py",),
+    "pygloo": ("pygloo",),
+    "cryptography": ("cryptography",),
+    "ray": ("ray",),
+    "pyspark": ("pyspark",),
+}
+"""The distributions that bring each library; the first that is installed counts."""
+
+
+def installed_versions() -> dict[str, str | None]:
+    """The version of each library, None for those that are missing. Imports none of them."""
+    versions: dict[str, str | None] = {"hvd-cluster": __version__, "python": platform.python_version()}
+    versions |= {name: _first(candidates) for name, candidates in DISTRIBUTIONS.items()}
+    return versions | {"mpirun": _mpirun()}
+
+
+def _first(distributions: tuple[str, ...]) -> str | None:
+    for name in distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _mpirun() -> str | None:
+    try:
+        found = find_mpirun(os.environ)
+    except (ExecutorError, ValueError):
+        return None
+    return f"{found.library.value}, {found.program}"

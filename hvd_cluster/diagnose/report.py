@@ -7,21 +7,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvd_cluster.diagnose.machine import Machine
-from hvd_cluster.diagnose.trial import Trial
-
-__all__ = ["Report"]
+from hvd_cluster.diagnose.trial import BackendTrial
 
 GIBIBYTE = 1 << 30
 LABEL = 14
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DiagnosisReport:
     """Versions, limits and trials. The first of ``trials`` is that of the default."""
 
     versions: dict[str, str | None]
     machine: Machine
-    trials: Sequence[Trial]
+    trials: Sequence[BackendTrial]
 
     @property
     def status(self) -> int:
@@ -58,6 +56,6 @@ def _of_machine(machine: Machine) -> Iterator[str]:
         yield _line(f"interface {name}", address or "no address")
 
 
-def _of_trial(trial: Trial) -> str:
+def _of_trial(trial: BackendTrial) -> str:
     text = f"no: {trial.reason}" if trial.seconds is None else f"{trial.seconds * 1000:.2f} ms"
     return _line(f"{trial.device}: {trial.name}", text)

@@ -18,15 +18,14 @@ from collectives.api import (
     SettingsError,
     UnsupportedRequestError,
 )
-from collectives.backends.table import Row, absence
+from collectives.backends.registry import Row, absence
 from executors.api import ExecutorError
-from hvd_cluster import basics, run
-from hvd_cluster.objects import described
-from hvd_cluster.operations.arrays import in_place
-from hvd_cluster.operations.operands import run as run_operation
-from hvd_cluster.process_sets import global_process_set
-
-__all__ = ["DEFAULT", "Launch", "Trial", "launch", "try_row"]
+from hvd_cluster import run
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import global_process_set
+from hvd_cluster.ops.arrays import in_place
+from hvd_cluster.ops.objects import described
+from hvd_cluster.ops.operands import run as run_operation
 
 RANKS = 2
 COUNT = 1 << 18
@@ -52,7 +51,7 @@ Launch = Callable[[Row], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class BackendTrial:
     """The result: the ``seconds`` of an allreduce, or the ``reason`` why there was none, and the remedy."""
 
     device: str
@@ -81,13 +80,13 @@ def launch(row: Row) -> float:
     return results[0]
 
 
-def try_row(row: Row, launch: Launch = launch) -> Trial:
+def try_row(row: Row, launch: Launch = launch) -> BackendTrial:
     """The result of ``row``. Raises nothing: any failure is a reason."""
     try:
         seconds = launch(row)
     except Exception as error:  # noqa: BLE001 - the reason, whatever it is
-        return Trial(*row, seconds=None, reason=_reason(error))
-    return Trial(*row, seconds=seconds, reason="")
+        return BackendTrial(*row, seconds=None, reason=_reason(error))
+    return BackendTrial(*row, seconds=seconds, reason="")
 
 
 def _reason(error: Exception) -> str:

@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import InvalidRequestError
-from hvd_cluster import basics
-
-__all__ = ["GlobalBatches", "order", "share", "weight"]
+from hvd_cluster.core import basics
 
 T = TypeVar("T")
 

@@ -7,23 +7,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from hvd_cluster import basics
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.elastic.parts import Part
 from hvd_cluster.elastic.sampler import ElasticPartition
 from hvd_cluster.elastic.state import ObjectState
-from hvd_cluster.objects import broadcast_object
-from hvd_cluster.process_sets import global_process_set
-from hvd_cluster.structures import broadcast_structure
-
-__all__ = [
-    "EpochHandler",
-    "HandledState",
-    "Registry",
-    "SamplerStateHandler",
-    "SnapshotHandler",
-    "StateDictHandler",
-    "StateHandler",
-]
+from hvd_cluster.ops.objects import broadcast_object
+from hvd_cluster.ops.structures import broadcast_structure
 
 
 class StateHandler(Part):

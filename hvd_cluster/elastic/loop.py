@@ -12,8 +12,6 @@ from collectives.api import HorovodInternalError, HostsUpdatedInterrupt, Mismatc
 from hvd_cluster.elastic import session
 from hvd_cluster.elastic.state import ObjectState, State
 
-__all__ = ["hand_over", "keeping_state", "run", "run_inside"]
-
 
 class Recoverable(Protocol):
     """The interface that :func:`run` needs from a state."""

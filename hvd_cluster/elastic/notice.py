@@ -1,17 +1,17 @@
-"""SIGTERM as a notice: this process of an elastic job hands over to the others, and ends."""
+"""The ends of this process that others must hear of: SIGTERM as a notice, and an exception that nothing catches."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import sys
 import threading
-from types import FrameType
+from types import FrameType, TracebackType
 
 from collectives.api import HorovodInternalError
-from hvd_cluster.worlds import Worlds
-
-__all__ = ["heed_notice"]
+from executors.driver.failures import FailureKind, brief, kind_of_chain
+from hvd_cluster.core.worlds import Worlds
 
 logger = logging.getLogger(__name__)
 
@@ -60,3 +60,27 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def tell_of_uncaught(worlds: Worlds) -> None:
+    """Tell the driver of ``worlds`` of the exception that ends this process, when its traceback has been shown."""
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(worlds)
+
+
+class _Hook:
+    """Does first what the hook before it does."""
+
+    def __init__(self, worlds: Worlds) -> None:
+        self._worlds = worlds
+        self._before = sys.excepthook
+        self._process = os.getpid()
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._before(kind, error, trace)
+        if (
+            os.getpid() == self._process
+            and isinstance(error, Exception)
+            and kind_of_chain(error) is FailureKind.EXCEPTION
+        ):
+            self._worlds.tell_exception(brief(error), is_uncaught=True)

@@ -10,12 +10,10 @@ from typing import Any
 import cloudpickle
 
 from collectives.api import InvalidRequestError
-from hvd_cluster import basics
-from hvd_cluster.objects import described
-from hvd_cluster.process_sets import global_process_set
-from hvd_cluster.structures import broadcast_structure
-
-__all__ = ["Attributes", "Part"]
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import global_process_set
+from hvd_cluster.ops.objects import described
+from hvd_cluster.ops.structures import broadcast_structure
 
 
 class Part(ABC):

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from collectives.api import InvalidRequestError
-from collectives.planning.agreement import name_ranks
-
-__all__ = ["Layout", "Recovery", "Report", "check_versions", "decide", "difference", "have_one_layout"]
+from collectives.controller.agreement import name_ranks
 
 Layout = Sequence[tuple[str, str]]
 """The name of each entry of a state, and its description, such as the shape and the dtype of a parameter."""
 
 
 @dataclass(frozen=True)
-class Report:
+class StateReport:
     """A rank's part in the agreement.
 
     ``commit``: the number of its last commit; None for a newcomer, whose state was never that of the job. ``exact``:
@@ -65,7 +63,7 @@ def check_versions(versions: Mapping[int, str]) -> None:
         )
 
 
-def have_one_layout(reports: Sequence[Report]) -> bool:
+def have_one_layout(reports: Sequence[StateReport]) -> bool:
     """Whether the states of all ranks have the same entries."""
     return len({report.layout for report in reports}) == 1
 
@@ -98,7 +96,7 @@ def _listed(texts: Mapping[int, str]) -> str:
     return ", ".join(f"{text} on {name_ranks(ranks)}" for text, ranks in groups.items())
 
 
-def decide(reports: Sequence[Report]) -> Recovery:
+def decide(reports: Sequence[StateReport]) -> Recovery:
     """The same on all ranks, from the reports of all ranks in their order.
 
     Where no rank has the state of the job yet, or nothing happened since the last sync, that of the first rank counts,
@@ -126,7 +124,7 @@ def decide(reports: Sequence[Report]) -> Recovery:
     )
 
 
-def _from_first(reports: Sequence[Report]) -> Recovery:
+def _from_first(reports: Sequence[StateReport]) -> Recovery:
     source = reports[0].rank
     known = [report.commit + 1 for report in reports if report.commit is not None]
     return Recovery(

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from itertools import cycle, islice
 from typing import Any, TypeAlias
 
-from hvd_cluster import basics
-
-__all__ = ["ElasticPartition", "Samplers", "samplers"]
+from hvd_cluster.core import basics
 
 logger = logging.getLogger(__name__)
 

@@ -18,34 +18,16 @@ from collectives.api import (
     ShutDownError,
     World,
 )
-from collectives.metrics.meter import process_meter
+from collectives.observe.metrics.meter import process_meter
 from collectives.version import VERSION
-from executors.failure import Kind, brief, kind_of_chain
-from executors.worlds import Report
-from hvd_cluster import basics
-from hvd_cluster.elastic.notice import heed_notice
+from executors.driver.failures import FailureKind, brief, kind_of_chain
+from executors.driver.worlds import Report
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.core.worlds import RemovedError
+from hvd_cluster.elastic.notice import heed_notice, tell_of_uncaught
 from hvd_cluster.elastic.sampler import samplers
-from hvd_cluster.elastic.uncaught import tell_of_uncaught
-from hvd_cluster.objects import allgather_object
-from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.worlds import RemovedError
-
-__all__ = [
-    "Change",
-    "begin_call",
-    "change_after",
-    "change_as_planned",
-    "check",
-    "come_back",
-    "cut_off_since",
-    "drain",
-    "enter",
-    "formed",
-    "is_elastic",
-    "notice_loss",
-    "returned",
-    "telling_of_errors",
-]
+from hvd_cluster.ops.objects import allgather_object
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +84,7 @@ def telling_of_errors() -> Iterator[None]:
     except Exception as error:
         worlds = basics.worlds()
         is_own = isinstance(error, HorovodInternalError) and not isinstance(error, MismatchError)
-        if worlds is not None and not is_own and kind_of_chain(error) is Kind.EXCEPTION:
+        if worlds is not None and not is_own and kind_of_chain(error) is FailureKind.EXCEPTION:
             worlds.tell_exception(brief(error))
         raise
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
@@ -10,14 +11,13 @@ from hashlib import blake2b
 from typing import Any
 
 from collectives.api import HostsUpdatedInterrupt, InvalidRequestError
-from hvd_cluster import __version__, basics
+from hvd_cluster import __version__
+from hvd_cluster.core import basics
 from hvd_cluster.elastic import session
-from hvd_cluster.elastic.ledger import Ledger
 from hvd_cluster.elastic.parts import Attributes, Part
-from hvd_cluster.elastic.recovery import Recovery, Report, check_versions, decide, difference, have_one_layout
-from hvd_cluster.objects import allgather_object, broadcast_object
-
-__all__ = ["ObjectState", "State"]
+from hvd_cluster.elastic.recovery import Recovery, StateReport, check_versions, decide, difference, have_one_layout
+from hvd_cluster.elastic.snapshots import Snapshots
+from hvd_cluster.ops.objects import allgather_object, broadcast_object
 
 NO_UPDATE, REMOVED = 0, 1
 """Horovod's codes of a change of hosts; others are 2, added, and 3, both."""
@@ -134,7 +134,7 @@ class ObjectState(State):
         super().__init__(bcast_object, get_rank)
         self._names: list[str] = []
         self._attributes = Attributes(self._values, self._put)
-        self._ledger = Ledger(self._parts)
+        self._ledger = Snapshots(self._parts)
         self._committing = False
         self._synced = False
         self._in_doubt = False
@@ -264,7 +264,7 @@ class ObjectState(State):
             self._begin_world()
         return not (is_new or self._in_doubt)
 
-    def _reports(self, is_settled: bool, tells: bool = True) -> list[Report]:
+    def _reports(self, is_settled: bool, tells: bool = True) -> list[StateReport]:
         """Those of all ranks. They travel as plain data, which ranks of other versions can read.
 
         ``tells``: whether this rank would know of any change of its state since the last commit.
@@ -273,18 +273,18 @@ class ObjectState(State):
         report = self._report(is_settled, _digest(layout))
         found = allgather_object(asdict(replace(report, exact=report.exact and tells)), "state.reports")
         check_versions({rank: each["version"] for rank, each in enumerate(found)})
-        reports = [Report(**each) for each in found]
+        reports = [StateReport(**each) for each in found]
         if not have_one_layout(reports):
             layouts = allgather_object(layout, "state.layouts")
             raise InvalidRequestError(difference(dict(enumerate(layouts))) or "the states of the ranks differ")
         self.agreed_layout = reports[0].layout
         return reports
 
-    def _report(self, is_settled: bool, layout: str) -> Report:
+    def _report(self, is_settled: bool, layout: str) -> StateReport:
         ledger = self._ledger
         is_exact = ledger.is_exact
         ledger.is_unsafe |= not is_exact
-        return Report(
+        return StateReport(
             rank=basics.rank(),
             commit=ledger.commit if self._synced else None,
             exact=is_exact and self._synced,
@@ -327,3 +327,28 @@ class ObjectState(State):
 
 def _digest(layout: list[tuple[str, str]]) -> str:
     return blake2b(repr(layout).encode(), digest_size=16).hexdigest()
+
+
+class Watchers:
+    """States, as long as they live. The garbage collector may find one at any moment, also while they are told."""
+
+    def __init__(self) -> None:
+        self._states: tuple[weakref.ref[ObjectState], ...] = ()
+        self._lock = threading.Lock()  # Owner: the thread that adds a state, for a few instructions.
+
+    def add(self, state: ObjectState) -> None:
+        """Tell ``state`` of steps from now on."""
+        with self._lock:
+            alive = [reference for reference in self._states if reference() is not None]
+            self._states = (*alive, weakref.ref(state))
+
+    def step_began(self, in_graph: bool = False) -> None:
+        """An optimizer is about to change parameters; its gradients are combined. See :meth:`Snapshots.step_began`."""
+        for reference in self._states:
+            state = reference()
+            if state is not None:
+                state._ledger.step_began(in_graph)
+
+
+watchers = Watchers()
+"""Those of this process, for the optimizers of all frameworks."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["Cycle", "Marks", "interval", "needs_copy"]
-
 LONGEST_INTERVAL = 1 << 16
 """The largest number of commits between two full copies."""
 COST = 0.01

@@ -11,12 +11,10 @@ from typing import Any, Protocol
 from collectives.api import InvalidRequestError
 from collectives.engine.engine import Engine
 from collectives.engine.work import Work
-from hvd_cluster import basics
+from hvd_cluster.core import basics
 from hvd_cluster.graphs.completer import completer
 from hvd_cluster.graphs.lanes import Lane, LaneChooser, Lanes
-from hvd_cluster.graphs.run import Context, Kernel, Run
-
-__all__ = ["Collective", "Join", "begin", "begin_join", "fail"]
+from hvd_cluster.graphs.run import Kernel, KernelContext, NodeRun
 
 
 class Collective(Kernel, Protocol):
@@ -47,7 +45,7 @@ class Join(Kernel, Protocol):
 _lanes = Lanes()
 
 
-def begin(kernel: Collective, context: Context, done: Callable[[], None]) -> None:
+def begin(kernel: Collective, context: KernelContext, done: Callable[[], None]) -> None:
     """Begin a run when its turn has come. Another thread calls ``done`` at its end."""
     try:
         lane = kernel.lanes.choose(context)
@@ -57,10 +55,10 @@ def begin(kernel: Collective, context: Context, done: Callable[[], None]) -> Non
         _lanes.enter((kernel, lane), partial(_submit, kernel, context, done, lane))
 
 
-def _submit(kernel: Collective, context: Context, done: Callable[[], None], lane: Lane) -> None:
+def _submit(kernel: Collective, context: KernelContext, done: Callable[[], None], lane: Lane) -> None:
     leave = partial(_lanes.leave, (kernel, lane))
     try:
-        run = Run(kernel, context, basics.engine(), (), done, leave, context.step)
+        run = NodeRun(kernel, context, basics.engine(), (), done, leave, context.step)
         if not completer.admit(run):
             return
         if kernel.has_entered(run.engine):
@@ -72,7 +70,7 @@ def _submit(kernel: Collective, context: Context, done: Callable[[], None], lane
         leave()
 
 
-def _start(kernel: Collective, run: Run, context: Context, lane: Lane) -> None:
+def _start(kernel: Collective, run: NodeRun, context: KernelContext, lane: Lane) -> None:
     try:
         run.works = kernel.start(context, run.engine, lane)
     except InvalidRequestError as error:
@@ -83,7 +81,7 @@ def _start(kernel: Collective, run: Run, context: Context, lane: Lane) -> None:
     completer.follow(run)
 
 
-def _start_aside(kernel: Collective, run: Run, context: Context, lane: Lane) -> None:
+def _start_aside(kernel: Collective, run: NodeRun, context: KernelContext, lane: Lane) -> None:
     """Start a run that waits for the other ranks before it begins: the first one in a world."""
     # Owned by the run. Its wait ends when all ranks have begun, or with the engine.
     thread = threading.Thread(target=_enter, args=(kernel, run, context, lane), name="hvd-graph-enter", daemon=True)
@@ -94,7 +92,7 @@ def _start_aside(kernel: Collective, run: Run, context: Context, lane: Lane) -> 
         raise
 
 
-def _enter(kernel: Collective, run: Run, context: Context, lane: Lane) -> None:
+def _enter(kernel: Collective, run: NodeRun, context: KernelContext, lane: Lane) -> None:
     try:
         kernel.enter(run.engine)
     except Exception as error:  # noqa: BLE001 - the framework raises it
@@ -108,7 +106,7 @@ def _enter(kernel: Collective, run: Run, context: Context, lane: Lane) -> None:
         run.leave()
 
 
-def begin_join(kernel: Join, context: Context, done: Callable[[], None]) -> None:
+def begin_join(kernel: Join, context: KernelContext, done: Callable[[], None]) -> None:
     """Begin a run of a node that joins. Another thread calls ``done`` at its end."""
     # Owned by the run. Its wait ends when all ranks have joined, or with the engine.
     thread = threading.Thread(target=_wait, args=(kernel, context, done), name="hvd-graph-join", daemon=True)
@@ -118,11 +116,11 @@ def begin_join(kernel: Join, context: Context, done: Callable[[], None]) -> None
         fail(context, error, done)
 
 
-def _wait(kernel: Join, context: Context, done: Callable[[], None]) -> None:
+def _wait(kernel: Join, context: KernelContext, done: Callable[[], None]) -> None:
     """Join, and end the run, unless it has ended with another node of its step. Then this rank stays joined."""
     try:
         engine = basics.engine()
-        run = Run(kernel, context, engine, (), done, _stay, context.step)
+        run = NodeRun(kernel, context, engine, (), done, _stay, context.step)
         if not completer.accompany(run):
             return
     except Exception as error:  # noqa: BLE001 - the framework raises it
@@ -137,7 +135,7 @@ def _wait(kernel: Join, context: Context, done: Callable[[], None]) -> None:
         _end_join(kernel, context, done, joined)
 
 
-def _end_join(kernel: Join, context: Context, done: Callable[[], None], joined: Future[int]) -> None:
+def _end_join(kernel: Join, context: KernelContext, done: Callable[[], None], joined: Future[int]) -> None:
     try:
         kernel.put(context, joined.result())
     except Exception as error:  # noqa: BLE001 - the framework raises it
@@ -150,7 +148,7 @@ def _stay() -> None:
     """The run is in no lane."""
 
 
-def fail(context: Context, error: BaseException, done: Callable[[], None], is_in_graph: bool = True) -> None:
+def fail(context: KernelContext, error: BaseException, done: Callable[[], None], is_in_graph: bool = True) -> None:
     """End the run of a kernel with ``error``. After an interrupt the engine may go on, and ask for an output later.
 
     The framework hears of it first, then other nodes of the run of the graph: their errors would hide this one.

@@ -10,10 +10,8 @@ from functools import partial
 
 from collectives.engine.engine import Engine
 from collectives.engine.work import Watch
-from hvd_cluster.graphs.run import Run
+from hvd_cluster.graphs.run import NodeRun
 from hvd_cluster.graphs.settlement import Settlement, needs_settlement
-
-__all__ = ["Completer", "completer"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,35 +37,35 @@ class Completer:
         # Of settlements, which wait for less of ``_submitting``, no longer than Settlement allows.
         self._submitted = threading.Condition(self._lock)
         # Those that submit their works, each on a thread of the framework.
-        self._submitting: list[Run] = []
+        self._submitting: list[NodeRun] = []
         # Those without works that wait on threads of their own.
-        self._aside: list[Run] = []
-        self._runs: list[Run] = []
+        self._aside: list[NodeRun] = []
+        self._runs: list[NodeRun] = []
         self._failed: deque[int] = deque(maxlen=KEPT_STEPS)
         self._settlements: dict[int, Settlement] = {}
         # Of the thread while it waits. A call that interrupts the watch must rouse the engine, too.
         self._wait: tuple[Watch, Engine] | None = None
         # Those that the thread has taken and not ended yet.
-        self._ending: deque[Run] = deque()
+        self._ending: deque[NodeRun] = deque()
         # Owned by the thread, which waits for it at most IDLE_SECONDS and then ends.
         self._came = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def admit(self, run: Run) -> bool:
+    def admit(self, run: NodeRun) -> bool:
         """Whether ``run`` may submit its works. Then :meth:`follow` or :meth:`withdraw` comes next; from any thread.
 
         Not where a node of its step has failed: it is ended like that. A settlement waits for those that are admitted.
         """
         return self._enters(run, self._submitting)
 
-    def accompany(self, run: Run) -> bool:
+    def accompany(self, run: NodeRun) -> bool:
         """Whether ``run`` may wait on a thread of its own, which calls :meth:`claim` then.
 
         It ends when its step fails, as one that :meth:`admit` turns away; the thread may go on waiting.
         """
         return self._enters(run, self._aside)
 
-    def claim(self, run: Run) -> bool:
+    def claim(self, run: NodeRun) -> bool:
         """Whether the thread of an accompanied ``run`` ends it: its step has not failed."""
         with self._lock:
             is_there = run in self._aside
@@ -75,7 +73,7 @@ class Completer:
                 self._aside.remove(run)
         return is_there
 
-    def _enters(self, run: Run, runs: list[Run]) -> bool:
+    def _enters(self, run: NodeRun, runs: list[NodeRun]) -> bool:
         with self._lock:
             if not self.has_failed(run.step):
                 runs.append(run)
@@ -85,7 +83,7 @@ class Completer:
         _cancel(run)
         return False
 
-    def _take_aside(self, step: int) -> list[Run]:
+    def _take_aside(self, step: int) -> list[NodeRun]:
         taken = [run for run in self._aside if run.step == step]
         self._aside = [run for run in self._aside if run.step != step]
         return taken
@@ -96,17 +94,17 @@ class Completer:
         for run in taken:
             _cancel(run)
 
-    def withdraw(self, run: Run) -> None:
+    def withdraw(self, run: NodeRun) -> None:
         """An admitted ``run`` has failed before it was followed."""
         with self._lock:
             self._has_submitted(run)
 
-    def _has_submitted(self, run: Run) -> None:
+    def _has_submitted(self, run: NodeRun) -> None:
         if run in self._submitting:
             self._submitting.remove(run)
             self._submitted.notify_all()
 
-    def follow(self, run: Run) -> None:
+    def follow(self, run: NodeRun) -> None:
         """End ``run`` when its works are done; from any thread.
 
         RuntimeError, and ``run`` is not followed, if the thread cannot start.
@@ -130,7 +128,7 @@ class Completer:
         """Whether a node of ``step`` has failed: no other one shall begin."""
         return step in self._failed
 
-    def _is_settled_elsewhere(self, run: Run) -> bool:
+    def _is_settled_elsewhere(self, run: NodeRun) -> bool:
         """Whether a settlement ends ``run``."""
         settlement = self._settlements.get(run.step)
         if settlement is not None:
@@ -205,7 +203,7 @@ class Completer:
         finally:
             self._wait = None
 
-    def _is_due(self, run: Run) -> bool:
+    def _is_due(self, run: NodeRun) -> bool:
         return run.is_over or (self.has_failed(run.step) and not run.is_abandoned)
 
     def _end_all(self) -> None:
@@ -222,7 +220,7 @@ class Completer:
                 self._ending.extend(taken)
         return bool(taken)
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: NodeRun) -> None:
         """The framework hears of a failure first, then other nodes of the step: their errors would hide it."""
         if run.is_abandoned:
             run.context.report()
@@ -239,7 +237,7 @@ class Completer:
         run.give_back()
         run.leave()
 
-    def _settle(self, cause: Run, error: Exception) -> None:
+    def _settle(self, cause: NodeRun, error: Exception) -> None:
         step = cause.step
         with self._lock:
             self._record(step)
@@ -278,7 +276,7 @@ class Completer:
         self.__init__()  # type: ignore[misc]
 
 
-def _cancel(run: Run) -> None:
+def _cancel(run: NodeRun) -> None:
     """End ``run``, which has no works, after the node of its step that has failed."""
     run.context.report()
     run.give_back()

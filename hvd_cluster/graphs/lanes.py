@@ -17,9 +17,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from collectives.api import InvalidRequestError
-from hvd_cluster.graphs.run import Context
-
-__all__ = ["LANES", "Lane", "LaneChooser", "Lanes"]
+from hvd_cluster.graphs.run import KernelContext
 
 LANES = 32
 """The largest ``parallel_iterations`` for which the iterations of all ranks are sure to meet."""
@@ -45,7 +43,7 @@ class LaneChooser:
         self._is_nested = is_nested
         self._last: dict[int, tuple[int, int, int]] = {}
 
-    def choose(self, context: Context) -> Lane:
+    def choose(self, context: KernelContext) -> Lane:
         """The lane of a run; InvalidRequestError if a later iteration of its loop has been there before."""
         step, frame, iteration = context.step, context.frame, context.iteration
         number = iteration % LANES

@@ -8,12 +8,10 @@ from typing import Any, Protocol
 
 from collectives.engine.engine import Engine
 from collectives.engine.work import Work
-from hvd_cluster.process_sets import ProcessSet
-
-__all__ = ["Context", "Kernel", "Run"]
+from hvd_cluster.core.process_sets import ProcessSet
 
 
-class Context(Protocol):
+class KernelContext(Protocol):
     """The framework's side of a run."""
 
     @property
@@ -47,7 +45,7 @@ class Kernel(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class NodeRun:
     """A kernel that has submitted its ``works`` to ``engine``, in the run of a graph with the number ``step``.
 
     ``done`` gives it back to the framework; ``leave`` lets the next run begin that waits for its turn.
@@ -55,7 +53,7 @@ class Run:
     """
 
     kernel: Kernel
-    context: Context
+    context: KernelContext
     engine: Engine
     works: Sequence[Work]
     done: Callable[[], None]

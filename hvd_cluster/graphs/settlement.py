@@ -20,10 +20,8 @@ from collectives.api import (
     Request,
 )
 from collectives.engine.engine import Engine
-from hvd_cluster.graphs.run import Run
-from hvd_cluster.operations.submission import label_of
-
-__all__ = ["Settlement", "needs_settlement"]
+from hvd_cluster.graphs.run import NodeRun
+from hvd_cluster.ops.submission import label_of
 
 SECONDS = 5.0
 """How long a rank waits for the others. One that has made the call outside of a graph does not come."""
@@ -47,9 +45,9 @@ class Settlement:
 
     def __init__(
         self,
-        cause: Run,
+        cause: NodeRun,
         error: Exception,
-        others: list[Run],
+        others: list[NodeRun],
         stragglers: Callable[[float], None],
         over: Callable[[], None],
     ) -> None:
@@ -68,7 +66,7 @@ class Settlement:
         except RuntimeError:  # there are too many, or the interpreter ends
             self._run()
 
-    def add(self, run: Run) -> None:
+    def add(self, run: NodeRun) -> None:
         """One more of the step. Not after the call of ``over``."""
         self._others.append(run)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes as c
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,17 +14,15 @@ import numpy as np
 
 from collectives.api import DType, HorovodInternalError, Operation
 from collectives.buffers import Buffer
-from collectives.engine.work import Work
-from hvd_cluster import basics
+from collectives.engine.work import Work, fresh
 from hvd_cluster.comparison.rosters import Roster
-from hvd_cluster.elastic.watchers import watchers
-from hvd_cluster.jax import rescue
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.elastic.state import watchers
+from hvd_cluster.gradients.lists import Shipment
+from hvd_cluster.jax import arrays
 from hvd_cluster.jax.frames import EXECUTE, METADATA, CallFrame, FFIBuffer, MetadataExtension, create_error
-from hvd_cluster.operations import submission
-from hvd_cluster.optimizer.lists import Shipment
-from hvd_cluster.process_sets import ProcessSet
-
-__all__ = ["allreduce", "last_error", "size"]
+from hvd_cluster.ops import submission
 
 TARGET = "hvd_cluster_allreduce"
 ABORTED = 10
@@ -68,7 +66,7 @@ class _Allreduce(NamedTuple):
     counts: tuple[int, ...]
     process_set: ProcessSet
     fields: tuple[tuple[str, Any], ...]
-    readers: tuple[rescue.Reader, ...]
+    readers: tuple[arrays.VariableReader, ...]
 
     def run(self, frame: Any) -> None:
         """Wait for the results."""
@@ -77,9 +75,9 @@ class _Allreduce(NamedTuple):
         try:
             _run(self, _pairs(frame))
         except BaseException:
-            rescue.save(self.readers, _addresses(frame))
+            arrays.save(self.readers, _addresses(frame))
             raise
-        rescue.drop()
+        arrays.drop()
         watchers.step_began(in_graph=True)
 
 
@@ -101,7 +99,7 @@ def allreduce(shipments: Sequence[Shipment], process_set: ProcessSet, fields: Ma
     XLA raises XlaRuntimeError with the text of the engine's error.
     """
     tensors = [tensor for shipment in shipments for tensor in shipment.tensors]
-    readers, values = rescue.readers()
+    readers, values = arrays.readers()
     call = _Allreduce(
         tuple(shipment.name for shipment in shipments),
         next((shipment.roster for shipment in shipments), None),
@@ -220,3 +218,15 @@ def _let_end(works: Sequence[Work]) -> None:
     for work in works:
         with suppress(HorovodInternalError):
             basics.engine().synchronize(work)
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """Raises the HorovodInternalError of an allreduce for which an error of XLA stands; all other errors pass."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        cause = last_error()
+        if not isinstance(cause, HorovodInternalError) or str(cause) not in str(error):
+            raise
+        raise fresh(cause) from error

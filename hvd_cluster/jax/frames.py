@@ -5,17 +5,6 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-__all__ = [
-    "EXECUTE",
-    "METADATA",
-    "CallFrame",
-    "ErrorArguments",
-    "Extension",
-    "FFIBuffer",
-    "MetadataExtension",
-    "create_error",
-]
-
 METADATA, EXECUTE = 1, 3
 
 
@@ -74,7 +63,7 @@ class Scalar(c.Structure):
     _fields_ = (("dtype", c.c_int), ("value", c.POINTER(c.c_int64)))
 
 
-class Attributes(c.Structure):
+class FFIAttributes(c.Structure):
     """XLA_FFI_Attrs, of scalars"""
 
     _fields_ = (
@@ -119,7 +108,7 @@ class CallFrame(c.Structure):
         ("stage", c.c_int),
         ("arguments", Buffers),
         ("results", Buffers),
-        ("attributes", Attributes),
+        ("attributes", FFIAttributes),
     )
 
 

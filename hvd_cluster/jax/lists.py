@@ -13,13 +13,11 @@ from jax import numpy as jnp
 
 from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.comparison.rosters import Roster
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.lists import ListBinding, Shipment
+from hvd_cluster.gradients.targets import Target
 from hvd_cluster.jax.calls import allreduce, size
-from hvd_cluster.operations.gradients import name_of_backward
-from hvd_cluster.optimizer.lists import ListBinding, Shipment
-from hvd_cluster.optimizer.targets import Target
-from hvd_cluster.process_sets import ProcessSet
-
-__all__ = ["JaxLists", "total"]
+from hvd_cluster.ops.backward import name_of_backward
 
 
 def _require_cpu() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import keras
 
 from collectives.api import InvalidRequestError, ReduceOp
-from hvd_cluster.comparison.listing import require_same
+from hvd_cluster.comparison.meeting import require_same
 from hvd_cluster.comparison.twins import model_of
+from hvd_cluster.core.process_sets import global_process_set
+from hvd_cluster.gradients.targets import is_complete
 from hvd_cluster.keras.values import allreduce
 from hvd_cluster.keras.variables import (
     broadcast,
@@ -18,10 +20,6 @@ from hvd_cluster.keras.variables import (
     require_variables,
     settle,
 )
-from hvd_cluster.optimizer.layers import is_complete
-from hvd_cluster.process_sets import global_process_set
-
-__all__ = ["BroadcastGlobalVariablesCallback", "broadcast_global_variables", "broadcast_model"]
 
 
 def broadcast_model(model: keras.Model, root_rank: int, local_variables: Sequence[Any] = ()) -> None:

@@ -1,6 +1,6 @@
 """The common names of ``hvd_cluster.keras`` and ``hvd_cluster.tensorflow.keras``."""
 
-from hvd_cluster.basics import (
+from hvd_cluster.core.basics import (
     add_process_set,
     cross_rank,
     cross_size,
@@ -14,7 +14,7 @@ from hvd_cluster.basics import (
     shutdown,
     size,
 )
-from hvd_cluster.capabilities import (
+from hvd_cluster.core.features import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -26,16 +26,16 @@ from hvd_cluster.capabilities import (
     nccl_built,
     rocm_built,
 )
+from hvd_cluster.core.observation import start_timeline, stop_timeline
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.keras.broadcasting import broadcast_global_variables
 from hvd_cluster.keras.compression import Compression
 from hvd_cluster.keras.evaluation import evaluate
-from hvd_cluster.keras.models import load_model
 from hvd_cluster.keras.optimizer import PartialDistributedOptimizer
+from hvd_cluster.keras.saving import load_model
 from hvd_cluster.keras.sync_batch_norm import SyncBatchNormalization
 from hvd_cluster.keras.values import allgather, allreduce, broadcast, reducescatter
-from hvd_cluster.operations.reductions import Adasum, Average, Sum
-from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.timeline import start_timeline, stop_timeline
+from hvd_cluster.ops.arguments import Adasum, Average, Sum
 
 __all__ = [
     "Adasum",

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from hvd_cluster.compression import Compressor, NoneCompressor
+from hvd_cluster.gradients.compression import Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 

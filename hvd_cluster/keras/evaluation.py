@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import InvalidRequestError
-from hvd_cluster import basics
+from hvd_cluster.core import basics
 from hvd_cluster.keras import variables
-from hvd_cluster.objects import allgather_object
-
-__all__ = ["EvaluateCallback", "MetricAverageCallback", "evaluate"]
+from hvd_cluster.ops.objects import allgather_object
 
 Arrays = list[npt.NDArray[Any]]
 

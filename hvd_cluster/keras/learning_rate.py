@@ -10,10 +10,8 @@ import keras
 import numpy as np
 
 from collectives.api import InvalidRequestError
-from hvd_cluster import basics
+from hvd_cluster.core import basics
 from hvd_cluster.keras import variables
-
-__all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,10 @@ import keras
 from keras import ops
 
 from collectives.api import InvalidRequestError
-from hvd_cluster import basics
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.gradients.targets import positional
 from hvd_cluster.keras.backends import backend
-from hvd_cluster.optimizer.targets import positional
-from hvd_cluster.process_sets import ProcessSet, global_process_set
-
-__all__ = ["SyncBatchNormalization"]
 
 Tensor = Any
 

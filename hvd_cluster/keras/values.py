@@ -13,16 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import Operation, ReduceOp
-from hvd_cluster.compression import NoneCompressor
+from hvd_cluster.core.process_sets import global_process_set
+from hvd_cluster.gradients.compression import NoneCompressor
 from hvd_cluster.keras.backends import in_graph
 from hvd_cluster.keras.variables import as_array, view
-from hvd_cluster.operations.arguments import reduction
-from hvd_cluster.operations.arrays import gathered, in_place
-from hvd_cluster.operations.operands import run
-from hvd_cluster.operations.reductions import Average
-from hvd_cluster.process_sets import global_process_set
-
-__all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]
+from hvd_cluster.ops.arguments import Average, reduction
+from hvd_cluster.ops.arrays import gathered, in_place
+from hvd_cluster.ops.operands import run
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +35,7 @@ def allreduce(
 ) -> Any:
     """``value`` of all ranks combined, element by element; a NumPy array, or a scalar for a scalar.
 
-    The arguments are those of :mod:`hvd_cluster.operations`.
+    The arguments are those of :mod:`hvd_cluster.ops`.
     """
     graph = in_graph(value)
     if graph is not None:

@@ -12,24 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import InvalidRequestError, MismatchError
-from hvd_cluster import basics
-from hvd_cluster.operations.arrays import broadcast_all
-from hvd_cluster.operations.positions import with_variable
-from hvd_cluster.optimizer.layers import is_complete
-from hvd_cluster.process_sets import ProcessSet, global_process_set
-
-__all__ = [
-    "as_array",
-    "broadcast",
-    "build_optimizer",
-    "copied",
-    "description",
-    "put",
-    "require_variable",
-    "require_variables",
-    "settle",
-    "view",
-]
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.gradients.targets import is_complete
+from hvd_cluster.ops.arguments import with_variable
+from hvd_cluster.ops.arrays import broadcast_all
 
 Array = npt.NDArray[Any]
 

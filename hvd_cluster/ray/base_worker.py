@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from executors.ray import ray
-from executors.ray.log import Queue, send_to
+from executors.agents.ray import ray
+from executors.agents.ray.log import Queue, send_to
 
 __all__ = ["BaseHorovodWorker"]
 

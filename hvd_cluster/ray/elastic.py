@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from executors.agents.ray.log import Callback
+from executors.agents.ray.placement.discovery import RayHostDiscovery
+from executors.agents.ray.settings import MiniSettings
 from executors.api import ExecutorError
-from executors.arguments import interface_names
-from executors.discovery import HostDiscovery
-from executors.elastic import ResetLimit
-from executors.ray.discovery import RayHostDiscovery
-from executors.ray.log import Callback
-from executors.ray.settings import MiniSettings
+from executors.job.arguments import interface_names
+from executors.job.discovery import HostDiscovery
+from executors.job.elastic_arguments import ResetLimit
 from hvd_cluster.ray.executor import RayExecutor
 
 __all__ = ["ElasticRayExecutor", "ElasticSettings", "RayHostDiscovery"]

@@ -7,22 +7,21 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from executors.agents.ray.connection import check_connection, is_client
+from executors.agents.ray.log import Callback
+from executors.agents.ray.placement.request import RayRequest
+from executors.agents.ray.settings import ElasticRequest, MiniSettings, check_extra, check_runtime_env, save_ssh_key
+from executors.agents.ray.train.datasets import Sharded
 from executors.api import ExecutorError
-from executors.arguments import interface_names
-from executors.call import Call
 from executors.dashboard.address import Address
-from executors.discovery import HostDiscovery
-from executors.elastic import ResetLimit
-from executors.ray.connection import check_connection, is_client
-from executors.ray.datasets import Sharded
-from executors.ray.limits import ElasticRequest
-from executors.ray.log import Callback
-from executors.ray.request import Request
-from executors.ray.settings import MiniSettings, check_extra, check_runtime_env, save_ssh_key
+from executors.job.arguments import interface_names
+from executors.job.call import Call
+from executors.job.discovery import HostDiscovery
+from executors.job.elastic_arguments import ResetLimit
 from hvd_cluster.ray.workers import ElasticWorkers, FixedWorkers, Workers
 
 if TYPE_CHECKING:
-    # At run time executors.ray is imported first, because its error tells how to install Ray.
+    # At run time executors.agents.ray is imported first, because its error tells how to install Ray.
     from ray import ObjectRef
     from ray.data import Dataset
 
@@ -111,10 +110,14 @@ class RayExecutor:
         }
         if wanted.is_elastic:
             wanted.check_shape(places)
-            self._workers: Workers = ElasticWorkers(wanted, Request(1, **share), settings, use_current_placement_group)
+            self._workers: Workers = ElasticWorkers(
+                wanted, RayRequest(1, **share), settings, use_current_placement_group
+            )
         else:
             wanted.check_static()
-            self._workers = FixedWorkers(Request(num_workers, **places, **share), settings, use_current_placement_group)
+            self._workers = FixedWorkers(
+                RayRequest(num_workers, **places, **share), settings, use_current_placement_group
+            )
         settings.elastic = wanted.is_elastic
         self._settings = settings
         self._is_started = False

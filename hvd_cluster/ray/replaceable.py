@@ -10,13 +10,12 @@ from contextlib import contextmanager
 import cloudpickle
 
 from collectives.api import InvalidRequestError
-from executors.member import Identity
-from executors.ray.barrier import BarrierGuard
-from executors.ray.last_report import ReportKeeper
-from executors.worlds import Answer
-from hvd_cluster import basics
+from executors.agents.ray.train.last_report import BarrierGuard, ReportKeeper
+from executors.driver.member import WorkerIdentity
+from executors.driver.worlds import Answer
+from hvd_cluster.core import basics
+from hvd_cluster.core.worlds import Worlds
 from hvd_cluster.elastic.loop import hand_over, keeping_state
-from hvd_cluster.worlds import Worlds
 
 __all__ = ["replaceable"]
 
@@ -33,7 +32,7 @@ def replaceable() -> Iterator[None]:
     Raises InvalidRequestError if a new worker has trained alone. A rank that fails keeps its engine: the others shall
     not blame a polite end.
     """
-    if Identity.of(os.environ) is None:  # a trainer without workers
+    if WorkerIdentity.of(os.environ) is None:  # a trainer without workers
         yield
         _check_trained()
         basics.shutdown()

@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from executors.arguments import interface_names
-from hvd_cluster import basics, horovod
+from executors.job.arguments import interface_names
+from hvd_cluster import horovod
+from hvd_cluster.core import basics
 
 try:
     from ray.train import DataConfig, Result, RunConfig, ScalingConfig, ValidationConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    from executors.ray.last_report import Deliveries
-    from executors.ray.train import JobConfig
+    from executors.agents.ray.train.backend import JobConfig
+    from executors.agents.ray.train.last_report import Deliveries
     from hvd_cluster.ray.replaceable import replaceable
 except ImportError as error:
     raise ImportError(

@@ -6,20 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from executors.agents.ray.actors import ActorWork
+from executors.agents.ray.client import ClientJob, run_elastic_by_deputy
+from executors.agents.ray.connection import check_connection, is_client, store
+from executors.agents.ray.elastic import ElasticOptions, run_elastic
+from executors.agents.ray.job import RayJob
+from executors.agents.ray.log import Callback
+from executors.agents.ray.placement.request import RayRequest
+from executors.agents.ray.settings import ElasticRequest, MiniSettings
+from executors.agents.ray.train.datasets import split
 from executors.api import ExecutorError
-from executors.call import Call
-from executors.ray.actors import Work
-from executors.ray.call import store
-from executors.ray.client import ClientJob, run_elastic_by_deputy
-from executors.ray.connection import check_connection, is_client
-from executors.ray.datasets import split
-from executors.ray.elastic import ElasticOptions, run_elastic
-from executors.ray.job import RayJob
-from executors.ray.limits import ElasticRequest
-from executors.ray.log import Callback
-from executors.ray.request import Request
-from executors.ray.settings import MiniSettings
-from hvd_cluster import basics, horovod
+from executors.job.call import Call
+from hvd_cluster import horovod
+from hvd_cluster.core import basics
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -53,7 +52,7 @@ class Workers(Protocol):
 class FixedWorkers:
     """Actors of a :class:`RayJob`, or of a :class:`ClientJob`."""
 
-    def __init__(self, request: Request, settings: MiniSettings, use_current_group: bool) -> None:
+    def __init__(self, request: RayRequest, settings: MiniSettings, use_current_group: bool) -> None:
         self._request = request
         self._settings = settings
         self._use_current_group = use_current_group
@@ -118,7 +117,7 @@ class ElasticWorkers:
     """
 
     wanted: ElasticRequest
-    shape: Request
+    shape: RayRequest
     settings: MiniSettings
     use_current_group: bool = True
     _build: ObjectRef[Call] | None = None
@@ -151,7 +150,7 @@ class ElasticWorkers:
     def call(self, method: str, call: Call, callbacks: Sequence[Callback]) -> list[Any]:
         """See :class:`Workers`."""
         check_connection()
-        work = Work(
+        work = ActorWork(
             store(call),
             executes=method == "execute",
             before=[store(Call.of(horovod.install))] if horovod.is_requested() else [],

@@ -13,9 +13,9 @@ from typing import Any, TextIO, TypeVar, cast
 
 from pyspark.sql import DataFrame
 
-from executors.arguments import renamed
-from executors.call import Call
-from executors.elastic import ElasticArguments, ResetLimit
+from executors.job.arguments import renamed
+from executors.job.call import Call
+from executors.job.elastic_arguments import ElasticArguments, ResetLimit
 from hvd_cluster.spark.dataframe import (
     COOLDOWN,
     ROW_ARGUMENTS,
@@ -25,9 +25,9 @@ from hvd_cluster.spark.dataframe import (
     named_rows,
     run_on_dataframe,
 )
-from hvd_cluster.spark.elastic_shard import ElasticShard
-from hvd_cluster.spark.launch import Launch
-from hvd_cluster.spark.shard import Shard
+from hvd_cluster.spark.launch import SparkLaunch
+from hvd_cluster.spark.rows.elastic_shard import ElasticShard
+from hvd_cluster.spark.rows.shard import Shard
 
 __all__ = ["ElasticShard", "Shard", "run", "run_elastic", "run_on_dataframe"]
 
@@ -96,7 +96,7 @@ def run(
         Exception: an exception of ``fn``, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
     """
     check_names("run", rows, ROW_ARGUMENTS)
-    launch = Launch.of(
+    launch = SparkLaunch.of(
         num_proc,
         start_timeout,
         use_mpi,
@@ -174,7 +174,7 @@ def run_elastic(
         Exception: an exception of ``fn``, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
     """
     check_names("run_elastic", rows, ROW_ARGUMENTS)
-    launch = Launch.of(
+    launch = SparkLaunch.of(
         num_proc,
         start_timeout,
         env=env,

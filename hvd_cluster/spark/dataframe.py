@@ -9,13 +9,11 @@ from typing import Any, TypeVar, cast
 
 from pyspark.sql import DataFrame
 
-from executors.call import Call
-from executors.elastic import ElasticArguments, ResetLimit, resolve_limits
-from hvd_cluster.spark.columns import ColumnNames
-from hvd_cluster.spark.launch import Launch
-from hvd_cluster.spark.rows import Rows
-
-__all__ = ["COOLDOWN", "ROW_ARGUMENTS", "check_df", "check_names", "launch_on_rows", "named_rows", "run_on_dataframe"]
+from executors.job.call import Call
+from executors.job.elastic_arguments import ElasticArguments, ResetLimit, resolve_limits
+from hvd_cluster.spark.launch import SparkLaunch
+from hvd_cluster.spark.rows.columns import ColumnNames
+from hvd_cluster.spark.rows.feed import Rows
 
 T = TypeVar("T")
 
@@ -114,10 +112,10 @@ def run_on_dataframe(
     check_names("run_on_dataframe", launch, LAUNCH_ARGUMENTS)
     rows = rows_of(df, label_cols, feature_cols, batch_size, validation, shuffle, seed, sample_weight_col, repartition)
     elastic = _elastic(ElasticArguments(min_num_proc, max_num_proc, reset_limit, elastic_timeout))
-    return cast("list[T]", launch_on_rows(Launch.of(**launch), Call.of(fn, args, kwargs), df, rows, elastic))
+    return cast("list[T]", launch_on_rows(SparkLaunch.of(**launch), Call.of(fn, args, kwargs), df, rows, elastic))
 
 
-LAUNCH_ARGUMENTS = frozenset(inspect.signature(Launch.of).parameters)
+LAUNCH_ARGUMENTS = frozenset(inspect.signature(SparkLaunch.of).parameters)
 ROW_ARGUMENTS = frozenset(inspect.signature(Rows.of).parameters) - {"schema"}
 """The names of the arguments about the rows."""
 
@@ -162,7 +160,7 @@ def rows_of(df: DataFrame, *args: Any, **kwargs: Any) -> Rows:
 
 
 def launch_on_rows(
-    launch: Launch, call: Call, df: DataFrame, rows: Rows, elastic: ElasticArguments | None = None
+    launch: SparkLaunch, call: Call, df: DataFrame, rows: Rows, elastic: ElasticArguments | None = None
 ) -> list[Any]:
     """The values of ``call`` by rank; its function gets the shard before its arguments."""
     # Under our own names, because mapInArrow() fails if a name has a dot or a backtick.

@@ -7,29 +7,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, TextIO
 
-from executors.arguments import check_integer, check_variables, interface_names, refuse_mpi, resolve_seconds
-from executors.call import Call
+from executors.agents.local.output import Output
+from executors.agents.local.supervisor import resolve_grace
+from executors.agents.spark.broadcasts import PickledCall
+from executors.agents.spark.elastic import run_elastic_on_spark
+from executors.agents.spark.job import run_on_spark
+from executors.agents.spark.plan import Feeder, SparkOptions
+from executors.agents.spark.session import Session, divided, repeatable
 from executors.dashboard.address import Address
-from executors.elastic import ElasticArguments, resolve_limits
-from executors.local.crew import resolve_grace
-from executors.local.output import Output
-from executors.spark.broadcasts import PickledCall
-from executors.spark.elastic import run_elastic_on_spark
-from executors.spark.feeding import Feeder
-from executors.spark.frame import divided, repeatable
-from executors.spark.job import run_on_spark
-from executors.spark.options import SparkOptions
-from executors.spark.session import Session
+from executors.job.arguments import check_integer, check_variables, interface_names, refuse_mpi, resolve_seconds
+from executors.job.call import Call
+from executors.job.elastic_arguments import ElasticArguments, resolve_limits
 from hvd_cluster import horovod
-
-__all__ = ["Launch"]
 
 START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
 START_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class SparkLaunch:
     """The arguments of :func:`hvd_cluster.spark.run` that are not about the function; checked by :meth:`of`."""
 
     num_proc: int | None
@@ -54,7 +50,7 @@ class Launch:
         prefix_output_with_timestamp: bool = False,
         executable: str | os.PathLike[str] | None = None,
         dashboard: bool | str = False,
-    ) -> Launch:
+    ) -> SparkLaunch:
         """From the arguments as they are given. Raises ValueError."""
         refuse_mpi(use_mpi, use_gloo, extra_mpi_args, "extra_mpi_args")
         size = None if num_proc is None else check_integer(num_proc, "num_proc", 1)

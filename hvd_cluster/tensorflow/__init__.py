@@ -10,10 +10,10 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('hvd_cluster.tensorflow needs TensorFlow: pip install "hvd-cluster[tensorflow]"') from error
 
-from hvd_cluster.basics import add_process_set, remove_process_set
-from hvd_cluster.bindings import check_extension
-from hvd_cluster.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.rank_metrics import count_samples, metrics
+from hvd_cluster.core.basics import add_process_set, remove_process_set
+from hvd_cluster.core.features import check_extension
+from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
+from hvd_cluster.core.observation import count_samples, metrics
 from hvd_cluster.tensorflow import elastic
 from hvd_cluster.tensorflow import threads as _threads
 from hvd_cluster.tensorflow.compression import Compression

@@ -36,9 +36,8 @@ from collectives.api import (
     PeerLostError,
     ShutDownError,
 )
+from collectives.engine.work import fresh
 from hvd_cluster.tensorflow.native.error_texts import pattern_of
-
-__all__ = ["ABANDONED", "TEXT", "as_status", "engine_error", "raised_by_tensorflow"]
 
 ABANDONED = tf.errors.CANCELLED, "another collective of this run of the graph has failed"
 """The code and the text for an operation that shall not go on."""
@@ -90,3 +89,15 @@ def raised_by_tensorflow() -> Iterator[None]:
     except HorovodInternalError as error:
         code, text = as_status(error)
         raise errors_impl.exception_type_from_error_code(code)(None, None, text) from error
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """Raises the HorovodInternalError for which an error of TensorFlow stands; all other errors pass."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        cause = engine_error(error)
+        if not isinstance(cause, HorovodInternalError):
+            raise
+        raise fresh(cause) from error

@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster import objects
-from hvd_cluster.comparison.listing import refusing_list, require_same
+from hvd_cluster.comparison.meeting import refusing_list, require_same
 from hvd_cluster.comparison.twins import model_of
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops import objects
 from hvd_cluster.tensorflow.errors import raised_by_tensorflow
-from hvd_cluster.tensorflow.operations.variables import broadcast_values, naming_variables, require_variables
+from hvd_cluster.tensorflow.operations.broadcast import broadcast_values, naming_variables, require_variables
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -82,7 +82,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's object on every rank: see :func:`hvd_cluster.objects.broadcast_object`. ``session`` is not needed."""
+    """The root's object on every rank: see :func:`hvd_cluster.ops.objects.broadcast_object`. ``session`` is unused."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
@@ -96,5 +96,5 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all members, in rank order. ``session`` is not needed."""
+    """The objects of all members, in rank order. ``session`` is unused."""
     return objects.allgather_object(obj, name, process_set)

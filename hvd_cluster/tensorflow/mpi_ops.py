@@ -1,7 +1,7 @@
 """All collectives, in Horovod's module of this name."""
 
 from collectives.api import HorovodInternalError
-from hvd_cluster.basics import (
+from hvd_cluster.core.basics import (
     cross_rank,
     cross_size,
     init,
@@ -13,7 +13,7 @@ from hvd_cluster.basics import (
     shutdown,
     size,
 )
-from hvd_cluster.capabilities import (
+from hvd_cluster.core.features import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -25,20 +25,22 @@ from hvd_cluster.capabilities import (
     nccl_built,
     rocm_built,
 )
-from hvd_cluster.operations.reductions import Adasum, Average, Max, Min, Product, Sum
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.observation import start_timeline, stop_timeline
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.arguments import Adasum, Average, Max, Min, Product, Sum
 from hvd_cluster.tensorflow.errors import TEXT as _TEXT
 from hvd_cluster.tensorflow.kernels import table as _table
 from hvd_cluster.tensorflow.native import error_texts as _error_texts
-from hvd_cluster.tensorflow.operations import vectorization as _vectorization
+from hvd_cluster.tensorflow.operations import calls as _vectorization
 from hvd_cluster.tensorflow.operations.allgather import allgather, grouped_allgather
 from hvd_cluster.tensorflow.operations.allreduce import _allreduce as _allreduce
 from hvd_cluster.tensorflow.operations.allreduce import _grouped_allreduce as _grouped_allreduce
 from hvd_cluster.tensorflow.operations.allreduce import allreduce, grouped_allreduce
 from hvd_cluster.tensorflow.operations.alltoall import alltoall
-from hvd_cluster.tensorflow.operations.broadcast import broadcast
-from hvd_cluster.tensorflow.operations.members import barrier, join
-from hvd_cluster.tensorflow.operations.numbers import (
+from hvd_cluster.tensorflow.operations.broadcast import broadcast, broadcast_
+from hvd_cluster.tensorflow.operations.members import (
+    barrier,
+    join,
     local_rank_op,
     local_size_op,
     process_set_included_op,
@@ -48,8 +50,6 @@ from hvd_cluster.tensorflow.operations.numbers import (
 from hvd_cluster.tensorflow.operations.reducescatter import _grouped_reducescatter as _grouped_reducescatter
 from hvd_cluster.tensorflow.operations.reducescatter import _reducescatter as _reducescatter
 from hvd_cluster.tensorflow.operations.reducescatter import grouped_reducescatter, reducescatter
-from hvd_cluster.tensorflow.operations.variables import broadcast_
-from hvd_cluster.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",

@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from collectives.api import DType, InvalidRequestError
 
-__all__ = ["ALLOWED", "DTYPES", "as_bits", "as_tensor", "is_continuous", "require_dtype"]
-
 _NATIVE = {
     tf.uint8: DType.UINT8,
     tf.int8: DType.INT8,

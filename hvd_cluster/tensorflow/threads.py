@@ -12,9 +12,7 @@ from contextlib import suppress
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from executors.threads import threads_of
-
-__all__ = ["count_threads", "limit_threads"]
+from executors.job.environment import threads_of
 
 INSIDE, BETWEEN = "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"
 FEWEST_BETWEEN = 2

@@ -9,14 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster.elastic.watchers import watchers
+from hvd_cluster.elastic.state import watchers
 from hvd_cluster.tensorflow.kernels.entry import make_known
-from hvd_cluster.tensorflow.kernels.numbers import Number
+from hvd_cluster.tensorflow.kernels.table import Number
 from hvd_cluster.tensorflow.native import shapes
 from hvd_cluster.tensorflow.native.registration import Definition
 from hvd_cluster.tensorflow.operations.calls import call
-
-__all__ = ["updating"]
 
 OP = "HorovodUpdateBegan"
 

@@ -7,13 +7,13 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('hvd_cluster.torch needs PyTorch: pip install "hvd-cluster[torch]"') from error
 
-from collectives.ranges import register as _register_profiler
-from hvd_cluster.basics import add_process_set, remove_process_set
-from hvd_cluster.bindings import check_extension
-from hvd_cluster.compression import GradientCompressor
-from hvd_cluster.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.objects import allgather_object, broadcast_object
-from hvd_cluster.rank_metrics import count_samples, metrics
+from collectives.backends.phases import register as _register_profiler
+from hvd_cluster.core.basics import add_process_set, remove_process_set
+from hvd_cluster.core.features import check_extension
+from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
+from hvd_cluster.core.observation import count_samples, metrics
+from hvd_cluster.gradients.compression import GradientCompressor
+from hvd_cluster.ops.objects import allgather_object, broadcast_object
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch import kernels as _kernels
 from hvd_cluster.torch.compression import Compression

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from hvd_cluster import memory
-from hvd_cluster.compression import Compressor, IntoCompressor, NoneCompressor
+from hvd_cluster.core import memory
+from hvd_cluster.gradients.compression import Compressor, IntoCompressor, NoneCompressor
 from hvd_cluster.torch.powersgd import PowerSGD
 from hvd_cluster.torch.tensors import fresh
 

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import torch
 
 from collectives.api import InvalidRequestError
-from hvd_cluster import basics
-from hvd_cluster.comparison.listing import matched, refusing_list
-from hvd_cluster.objects import allgather_object, broadcast_object
-from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.structures import broadcast_structure, mapped, named, paired, plain
+from hvd_cluster.comparison.meeting import matched, refusing_list
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.objects import allgather_object, broadcast_object
+from hvd_cluster.ops.structures import broadcast_structure, mapped, named, paired, plain
 from hvd_cluster.torch.mpi_ops import broadcast_async_
 from hvd_cluster.torch.operations.operands import run_all
 

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 
 from collectives.api import DType, InvalidRequestError
+from collectives.backends.completion import Polled
 from collectives.buffers import Buffer
-from collectives.completion import Polled
 from collectives.engine.work import Work
-from hvd_cluster.operations.place import require_gpu
-
-__all__ = ["Recorded", "allocator", "await_end", "buffer", "require_usable"]
+from hvd_cluster.ops.gpu import require_gpu
 
 _cuda: Any = torch.cuda  # which is not annotated
 

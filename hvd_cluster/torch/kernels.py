@@ -14,8 +14,6 @@ from collectives.api import DType
 from collectives.kernels.conversion import CHUNK, Conversion
 from collectives.kernels.conversion import register as register_conversion
 
-__all__ = ["register"]
-
 Array = npt.NDArray[Any]
 Pieces = Sequence[torch.Tensor]
 

@@ -1,7 +1,7 @@
 """All collectives, in Horovod's module of this name: ``from horovod.torch.mpi_ops import allreduce_async_``."""
 
 from collectives.api import HorovodInternalError
-from hvd_cluster.basics import (
+from hvd_cluster.core.basics import (
     cross_rank,
     cross_size,
     init,
@@ -13,7 +13,7 @@ from hvd_cluster.basics import (
     shutdown,
     size,
 )
-from hvd_cluster.capabilities import (
+from hvd_cluster.core.features import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -25,10 +25,10 @@ from hvd_cluster.capabilities import (
     nccl_built,
     rocm_built,
 )
-from hvd_cluster.operations.handles import Handle, HandleGroup
-from hvd_cluster.operations.reductions import Adasum, Average, Max, Min, Product, Sum
-from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.timeline import start_timeline, stop_timeline
+from hvd_cluster.core.observation import start_timeline, stop_timeline
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.arguments import Adasum, Average, Max, Min, Product, Sum
+from hvd_cluster.ops.handles import Handle, HandleGroup
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import (
     HorovodAllgather,
@@ -58,8 +58,7 @@ from hvd_cluster.torch.operations.broadcast import (
     broadcast_async,
     broadcast_async_,
 )
-from hvd_cluster.torch.operations.members import barrier, join
-from hvd_cluster.torch.operations.operands import poll, synchronize
+from hvd_cluster.torch.operations.operands import barrier, join, poll, synchronize
 from hvd_cluster.torch.operations.reducescatter import (
     HorovodGroupedReducescatter,
     HorovodReducescatter,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from collectives.api import InvalidRequestError
-from hvd_cluster.compression import GradientCompressor, Rounds
-
-__all__ = ["PowerSGD"]
+from hvd_cluster.gradients.compression import GradientCompressor, Rounds
 
 
 class PowerSGD(GradientCompressor):

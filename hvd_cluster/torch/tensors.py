@@ -11,19 +11,8 @@ import torch
 
 from collectives.api import DType, InvalidRequestError
 from collectives.buffers import Buffer
-from hvd_cluster import memory
+from hvd_cluster.core import memory
 from hvd_cluster.torch import gpu
-
-__all__ = [
-    "allocator",
-    "as_input",
-    "fresh",
-    "memory_format",
-    "require_tensor",
-    "require_writable",
-    "shared_buffer",
-    "to_buffer",
-]
 
 _DTYPES: dict[torch.dtype, DType] = {
     torch.uint8: DType.UINT8,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.collectives.job import PATIENCE, InprocTransport, Job, SocketTransport, running
+from tests.collectives.engine.job import PATIENCE, InprocTransport, Job, SocketTransport, running
 
 
 @pytest.fixture(params=[InprocTransport, SocketTransport])
@@ -37,5 +37,5 @@ def start(request, monkeypatch):
 @pytest.fixture
 def unhurried(monkeypatch):
     """No rank asks another to decline, and none reports that it waits, however slow this machine is."""
-    monkeypatch.setattr("collectives.engine.deciders.rounds.LATE_SECONDS", 1000.0)
-    monkeypatch.setattr("collectives.planning.stragglers.NOTEWORTHY_SHARE", 1000.0)
+    monkeypatch.setattr("collectives.engine.bypass.LATE_SECONDS", 1000.0)
+    monkeypatch.setattr("collectives.stalls.stragglers.NOTEWORTHY_SHARE", 1000.0)

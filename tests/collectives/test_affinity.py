@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 
-from collectives.engine.affinity import pin
+from collectives.cores import pin
 
 
 def in_a_thread(function):

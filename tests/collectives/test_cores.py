@@ -7,9 +7,9 @@ import pytest
 
 from collectives import cores
 from collectives.api import Topology
-from collectives.backends import table
-from collectives.control.handshake.hello import Hello
+from collectives.backends import registry
 from collectives.cores import Cores, usable_cores, usable_numbers
+from collectives.handshake.hello import Hello
 from collectives.settings import Settings
 
 
@@ -34,7 +34,7 @@ def test_the_gate_is_given_the_cores_of_the_host(cores, crowded, monkeypatch):
         return None
 
     monkeypatch.setattr("collectives.backends.shm.ShmJoining", make)
-    table.prepare([0, 1], topology, Settings(cpu_operations="shm"), "127.0.0.1")
+    registry.prepare([0, 1], topology, Settings(cpu_operations="shm"), "127.0.0.1")
     assert made == [crowded]
 
 

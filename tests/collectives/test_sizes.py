@@ -18,7 +18,7 @@ from collectives.buffers import Buffer, as_buffer, empty
 from collectives.engine.engine import Engine
 from collectives.engine.work import Work
 from collectives.events import Decided, Failed, Finished, Started, Submitted
-from tests.collectives.unison_job import rounds_of
+from tests.collectives.engine.bypass_job import rounds_of
 
 STEPS = 120
 KINDS = ("allreduce", "adasum", "in place", "allgather", "broadcast", "alltoall", "reducescatter", "group")

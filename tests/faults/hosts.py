@@ -11,7 +11,7 @@ from tests.faults.arena import LocalArena
 from tests.faults.events import TWO_HOSTS
 from tests.namespaces import HOSTS, NAMESPACES, Network
 
-AGENT = "executors.hosts.agent"
+AGENT = "executors.agents.hosts.agent"
 # The driver looks once a second: of two offers in that time it sees the second alone.
 UNSEEN_OFFERS = 1
 

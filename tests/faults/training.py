@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hvd_cluster import basics
+from hvd_cluster.core import basics
 from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.handlers import HandledState, SamplerStateHandler, StateDictHandler
 from hvd_cluster.elastic.loop import run
 from hvd_cluster.elastic.sampler import ElasticPartition
-from hvd_cluster.objects import allgather_object
+from hvd_cluster.ops.objects import allgather_object
 
 STEP_SECONDS = 0.01
 # Any number of ranks up to 4 divides it, so no sample is repeated to make shares equal.

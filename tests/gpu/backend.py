@@ -14,10 +14,10 @@ import pytest
 from collectives.api import DType, HorovodInternalError, ReduceOp
 from collectives.backends.nccl.cupy_device import shared_device
 from collectives.backends.nccl.joining import NcclJoining
-from tests.backends.device import Uploading
-from tests.backends.matrix import checks
-from tests.backends.members import Processes, group_of
-from tests.backends.offers import meet
+from tests.collectives.backends.device import Uploading
+from tests.collectives.backends.matrix import checks
+from tests.collectives.backends.members import Processes, group_of
+from tests.collectives.backends.offers import meet
 from tests.gpu.arrays import Arrays
 from tests.gpu.rank import prepare
 

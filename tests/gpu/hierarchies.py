@@ -11,13 +11,13 @@ from functools import partial
 import hvd_cluster
 from benchmarks.shared_gpu import variables
 from collectives.api import Topology
-from collectives.attempt import ConnectAttempt
-from collectives.backends import table
-from collectives.interfaces import LOOPBACK
+from collectives.backends import registry
+from collectives.net.attempts import ConnectAttempt
+from collectives.net.interfaces import LOOPBACK
 from collectives.settings import Settings
-from tests.backends.device import Uploading
-from tests.backends.matrix import checks
-from tests.backends.offers import meet
+from tests.collectives.backends.device import Uploading
+from tests.collectives.backends.matrix import checks
+from tests.collectives.backends.offers import meet
 from tests.gpu.backend import CHECK_SECONDS, arrays_of, failed_parts
 from tests.gpu.rank import prepare
 
@@ -40,7 +40,7 @@ def prepared(rank, way):
     """The joining of the GPU of ``rank``."""
     size = len(HOSTS)
     topology = Topology(rank, size, HOSTS[:rank].count(HOSTS[rank]), 2, hosts=tuple(HOSTS), cores=1)
-    on_host, on_gpu = table.prepare(range(size), topology, WAYS[way], LOOPBACK)
+    on_host, on_gpu = registry.prepare(range(size), topology, WAYS[way], LOOPBACK)
     on_host.close()
     return on_gpu
 

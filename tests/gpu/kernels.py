@@ -7,10 +7,9 @@ import numpy as np
 from collectives.api import DType, ReduceOp
 from collectives.backends.memory import Floats
 from collectives.backends.nccl.cupy_device import shared_device
-from collectives.backends.nccl.device import Placed
-from collectives.backends.nccl.recipe import recipe
-from tests.backends.matrix import decode, encode
-from tests.backends.nccl.kernels import carried, returned
+from collectives.backends.nccl.interface import Placed, recipe
+from tests.collectives.backends.matrix import decode, encode
+from tests.collectives.backends.nccl.kernels import carried, returned
 from tests.gpu.arrays import Arrays
 
 LENGTHS = (1, 0, 7, 100_003, 33) + (5,) * 200

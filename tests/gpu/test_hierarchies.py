@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from collectives.rendezvous.store import MemoryStore
-from tests.backends.members import in_threads
-from tests.backends.nccl.gpus import gpu_of_each_thread
+from collectives.store.memory import MemoryStore
+from tests.collectives.backends.members import in_threads
+from tests.collectives.backends.nccl.gpus import gpu_of_each_thread
 from tests.gpu import hierarchies
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hvd_cluster.hvdrun.flags import all_flags
+from hvd_cluster.cli.flags import all_flags
 from tests.launch.launch_files import FILES, java, shellcheck
 
 SCRIPTS = sorted([*FILES.rglob("*.sbatch"), *FILES.rglob("*.sh")])

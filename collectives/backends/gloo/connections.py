@@ -28,9 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from collectives import descriptors
-
-__all__ = ["ADDRESS_BYTES", "NOWHERE", "Connections", "open_sockets", "unconnected_addresses"]
+from collectives.net import descriptors
 
 ADDRESS_BYTES = 28
 """Size of a sockaddr_in6; an IPv4 address is padded with zeros."""

@@ -10,17 +10,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from collectives import interfaces
 from collectives.api import CollectiveTimeoutError, HorovodInternalError
-from collectives.attempt import ConnectAttempt
-from collectives.backends.gloo.backend import GlooBackend
+from collectives.backends.base import Group, Joining
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
-from collectives.backends.gloo.library import cannot_listen, import_torch, translate
-from collectives.backends.gloo.offers import pack_offer, unpack_offers
-from collectives.backends.group import Group
-from collectives.backends.joining import Joining
-
-__all__ = ["GlooJoining", "open_device"]
+from collectives.backends.gloo.library import cannot_listen, import_torch, pack_offer, translate, unpack_offers
+from collectives.backends.gloo.transport import GlooBackend
+from collectives.net import interfaces
+from collectives.net.attempts import ConnectAttempt
 
 BINDING = "torch"
 WORKER_THREADS = 2

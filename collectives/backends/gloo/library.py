@@ -1,21 +1,28 @@
-"""Torch's Gloo: importing it; and the meaning of Gloo's errors, whatever its binding."""
+"""Torch's Gloo: importing it, the meaning of its errors, its exact reductions, and what members offer.
+
+Gloo itself rounds a 16-bit sum at each hop, refuses int16, and drops NaN from MIN and MAX or keeps it, depending on the
+place in the ring.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectives import interfaces
+import msgpack
+
 from collectives.api import (
     CollectiveTimeoutError,
+    DType,
     EngineError,
     HorovodInternalError,
     PeerLostError,
+    ReduceOp,
     SettingsError,
 )
-from collectives.backends.group import Group
-from collectives.descriptors import EXHAUSTED
-
-__all__ = ["cannot_listen", "disconnected", "import_torch", "lacks_descriptors", "timed_out", "translate"]
+from collectives.backends.base import Group
+from collectives.net import interfaces
+from collectives.net.descriptors import EXHAUSTED
 
 
 def import_torch() -> Any:
@@ -69,3 +76,32 @@ def translate(error: Exception, group: Group) -> Exception:
     if "/transport/" in text or "onnect" in text:
         return PeerLostError(f"the connection to {group.some_others()} broke; form a new job ({text})")
     return EngineError(f"Gloo refused an operation; report this ({text})")
+
+
+def pack_offer(binding: str, *parts: bytes) -> bytes:
+    """The offer of a member that uses ``binding``: torch or pygloo."""
+    offer: bytes = msgpack.packb((binding, *parts))
+    return offer
+
+
+def unpack_offers(binding: str, offers: Sequence[bytes], group: Group) -> list[list[Any]]:
+    """The parts of each member's offer, by position. Raises SettingsError where a member has another binding."""
+    found = [msgpack.unpackb(offer) for offer in offers]
+    for position, (theirs, *_) in enumerate(found):
+        if theirs != binding:
+            raise SettingsError(
+                f"this rank uses Gloo through {binding}, but {group.describe([position])} through {theirs}; install "
+                "the same packages on all hosts, or set HOROVOD_CPU_OPERATIONS=pygloo"
+            )
+    return [parts for _, *parts in found]
+
+
+GLOO_NAMES: Mapping[ReduceOp, str] = {ReduceOp.SUM: "SUM", ReduceOp.PRODUCT: "PRODUCT"}
+"""Gloo's names of the reductions, in all of its bindings."""
+
+_DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float32", "float64"})
+
+
+def is_exact(dtype: DType, op: ReduceOp) -> bool:
+    """Whether Gloo's ring may do ``op`` on elements of ``dtype``."""
+    return dtype.label in _DTYPES and op in GLOO_NAMES

@@ -10,14 +10,12 @@ from datetime import timedelta
 from typing import Any
 
 from collectives.api import DType, ReduceOp, ShutDownError
+from collectives.backends.base import Group
 from collectives.backends.gloo.connections import Connections
-from collectives.backends.gloo.library import disconnected, import_torch, timed_out, translate
-from collectives.backends.gloo.ring import GLOO_NAMES, is_exact
-from collectives.backends.group import Group
+from collectives.backends.gloo.library import GLOO_NAMES, disconnected, import_torch, is_exact, timed_out, translate
 from collectives.backends.host import Array, Bytes
+from collectives.backends.messaging import MessagingBackend
 from collectives.backends.transport import Transport
-
-__all__ = ["GlooTransport"]
 
 SLICE = timedelta(seconds=0.05)
 GRACE = timedelta(seconds=0.05)
@@ -155,3 +153,13 @@ def _finished(work: Any, limit: timedelta) -> bool:
         return False
     work.wait()  # It has failed, or it ended just when the limit expired: this raises in the first case.
     return True
+
+
+class GlooBackend(MessagingBackend):
+    """A member of ``group``, with the connected ``process_group`` of torch, its ``timeout`` and its ``connections``.
+
+    :class:`~collectives.backends.gloo.joining.GlooJoining` connects them.
+    """
+
+    def __init__(self, group: Group, process_group: Any, connections: Connections, timeout: float) -> None:
+        super().__init__(GlooTransport(group, process_group, connections, timeout))

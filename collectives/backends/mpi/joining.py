@@ -10,15 +10,11 @@ from typing import Any
 import msgpack
 
 from collectives.api import CollectiveTimeoutError, SettingsError
-from collectives.attempt import ConnectAttempt
-from collectives.backends.group import Group
-from collectives.backends.joining import Joining
-from collectives.backends.mpi.backend import MpiBackend
+from collectives.backends.base import Group, Joining
 from collectives.backends.mpi.communicators import KEY_BYTES, create
-from collectives.backends.mpi.launcher import describe
-from collectives.backends.mpi.library import start_mpi
-
-__all__ = ["MpiJoining"]
+from collectives.backends.mpi.library import describe, start_mpi
+from collectives.backends.mpi.transport import MpiBackend
+from collectives.net.attempts import ConnectAttempt
 
 NONCE_BYTES = 8
 REMEDY = (

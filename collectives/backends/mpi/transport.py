@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError
-from collectives.backends.group import Group
+from collectives.backends.base import Group
 from collectives.backends.host import Array, Bytes
+from collectives.backends.messaging import MessagingBackend
+from collectives.backends.mpi.communicators import poll
 from collectives.backends.mpi.library import spoil, start_mpi, suspect, turn_of
-from collectives.backends.mpi.polling import poll
 from collectives.backends.transport import Message, PointToPoint
-
-__all__ = ["MpiTransport"]
 
 LARGEST = 1 << 26
 """Bytes of a message. MPI counts up to 2^31, and a wait sees that it goes on by the messages that have ended."""
@@ -194,3 +193,13 @@ def _pieces(array: Array) -> Iterator[Array]:
     step = LARGEST // array.itemsize
     for start in range(0, array.size, step):
         yield array[start : start + step]
+
+
+class MpiBackend(MessagingBackend):
+    """A member of ``group``, with the ``communicator`` of its members; ``timeout`` bounds an operation, in seconds.
+
+    :class:`~collectives.backends.mpi.joining.MpiJoining` connects them.
+    """
+
+    def __init__(self, group: Group, communicator: Any, timeout: float) -> None:
+        super().__init__(MpiTransport(group, communicator, timeout))

@@ -1,28 +1,58 @@
-"""Collectives between GPUs with NCCL."""
+"""Reductions and gathers of parts with different lengths: pieces with room of equal length for each member. Pure.
+
+NCCL's reducescatter and allgather take as many elements from each member. So the parts of all members travel side by
+side, a piece of each at a time, and shorter parts leave room that nobody reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import compress
+from itertools import accumulate, compress
 from operator import not_
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from collectives.api import DType, ReduceOp
-from collectives.backends.base import Backend, OnWait, ignore_waits
-from collectives.backends.group import Group
+from collectives.backends.base import Backend, Group, OnWait, ignore_waits
+from collectives.backends.completion import DONE, Completion
 from collectives.backends.memory import Memory
-from collectives.backends.nccl.columns import columns, placed
-from collectives.backends.nccl.life import Life
-from collectives.backends.nccl.link import Connect, Link
-from collectives.backends.nccl.operation import Operation
-from collectives.backends.nccl.recipe import Recipe, recipe
+from collectives.backends.nccl.interface import Connect, NcclConnection, Placed, Recipe, recipe
+from collectives.backends.nccl.life import Life, NcclOperation
 from collectives.backends.nccl.watcher import Watcher
-from collectives.backends.plane import Plane
 from collectives.buffers import Buffer
-from collectives.completion import DONE, Completion
+from collectives.kernels.segments import Plane, Span
 
-__all__ = ["NcclBackend"]
+
+class PaddedColumn(NamedTuple):
+    """``width`` elements of room for each member; ``spans[m]`` are the elements of member m that travel in it."""
+
+    width: int
+    spans: Sequence[Span]
+
+    def pieces(self, plane: Plane, member: int, shift: int = 0) -> list[Placed]:
+        """The memory of the part of ``member``; ``plane`` begins at element ``shift`` of all elements."""
+        start, stop = self.spans[member]
+        return placed(plane, (start - shift, stop - shift), member * self.width)
+
+
+def columns(counts: Sequence[int], room: int) -> Iterator[PaddedColumn]:
+    """The columns for ``counts[m]`` elements of each member m, of at most ``room`` elements in all."""
+    starts = [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
+    longest, step = max(counts), max(1, room // len(counts))
+    for begin in range(0, longest, step):
+        end = min(begin + step, longest)
+        spans = [
+            (start + min(begin, count), start + min(end, count)) for start, count in zip(starts, counts, strict=True)
+        ]
+        yield PaddedColumn(end - begin, spans)
+
+
+def placed(plane: Plane, span: Span, at: int = 0) -> list[Placed]:
+    """The buffers of ``span``, one after another from element ``at`` on."""
+    buffers = plane.pieces(span)
+    starts = accumulate([buffer.count for buffer in buffers], initial=at)
+    return [Placed(start, buffer) for start, buffer in zip(starts, buffers, strict=False)]
+
 
 ROOM = 32 << 20
 """Bytes of the memory in which tensors are packed."""
@@ -61,7 +91,7 @@ class NcclBackend(Backend):
         self.absence = absence
         self._life = Life(group, timeout, watcher)
         self._connect = connect
-        self._link: Link | None = None
+        self._link: NcclConnection | None = None
         self._room: Buffer | None = None
         self._awaited: list[Completion] = []
         self._begin: Completion = DONE
@@ -176,7 +206,7 @@ class NcclBackend(Backend):
     # The parts of an operation.
 
     @contextmanager
-    def _launching(self, destinations: Sequence[Buffer]) -> Iterator[Link]:
+    def _launching(self, destinations: Sequence[Buffer]) -> Iterator[NcclConnection]:
         link = self._opened(destinations[0].pointer if destinations else 0)
         with self._life.launching(), link.device.current():
             for ready in {id(buffer.ready): buffer.ready for buffer in destinations}.values():
@@ -185,7 +215,7 @@ class NcclBackend(Backend):
             self._begin = link.device.fence()
             yield link
 
-    def _opened(self, address: int) -> Link:
+    def _opened(self, address: int) -> NcclConnection:
         self._life.check()
         if self._link is None:
             with self._life.connecting(self._on_wait) as pause:
@@ -196,19 +226,19 @@ class NcclBackend(Backend):
             self._link.device.begin_after(ready)
         return self._link
 
-    def _end(self, link: Link) -> Completion:
-        operation = Operation(link.device.fence(), self._life.check, self._begin)
+    def _end(self, link: NcclConnection) -> Completion:
+        operation = NcclOperation(link.device.fence(), self._life.check, self._begin)
         self._life.launched(operation)
         return operation
 
-    def _room_of(self, link: Link, dtype: DType, count: int) -> Buffer:
+    def _room_of(self, link: NcclConnection, dtype: DType, count: int) -> Buffer:
         """Memory for ``count`` elements, the same for all operations: they run one after another."""
         nbytes = count * dtype.itemsize
         if self._room is None or self._room.nbytes < nbytes:
             self._room = link.device.empty(DType.UINT8, (max(nbytes, LARGE),))
         return self._room.part(0, nbytes).cast(dtype)
 
-    def _reduce_packed(self, link: Link, pairs: Sequence[Pair], how: Recipe) -> None:
+    def _reduce_packed(self, link: NcclConnection, pairs: Sequence[Pair], how: Recipe) -> None:
         sources, targets = (Plane(buffers) for buffers in zip(*pairs, strict=True))
         carrier = how.conversion.carrier
         step = ROOM // carrier.itemsize
@@ -220,7 +250,7 @@ class NcclBackend(Backend):
             link.device.unpack(room, placed(targets, span), how.conversion, how.after)
 
     def _reducescatter_packed(
-        self, link: Link, sources: Plane, targets: Plane, counts: Sequence[int], how: Recipe
+        self, link: NcclConnection, sources: Plane, targets: Plane, counts: Sequence[int], how: Recipe
     ) -> None:
         position, carrier = self.group.position, how.conversion.carrier
         members, shift = range(len(counts)), sum(counts[:position])
@@ -234,7 +264,7 @@ class NcclBackend(Backend):
             )
             link.device.unpack(room, column.pieces(targets, position, shift), how.conversion, how.after)
 
-    def _gather(self, link: Link, source: int, target: int, counts: Sequence[int]) -> None:
+    def _gather(self, link: NcclConnection, source: int, target: int, counts: Sequence[int]) -> None:
         stream = link.device.stream
         if len(set(counts)) == 1:
             link.communicator.allgather(source, target, counts[0], DType.UINT8, stream)
@@ -246,7 +276,7 @@ class NcclBackend(Backend):
                     link.communicator.broadcast(read, target, count, DType.UINT8, member, stream)
                 target += count
 
-    def _gather_packed(self, link: Link, sources: Plane, targets: Plane, counts: Sequence[int]) -> None:
+    def _gather_packed(self, link: NcclConnection, sources: Plane, targets: Plane, counts: Sequence[int]) -> None:
         position, members = self.group.position, range(len(counts))
         shift = sum(counts[:position])
         for column in columns(counts, ROOM):
@@ -279,25 +309,25 @@ def _bytes(buffers: Sequence[Buffer]) -> list[Buffer]:
     return [buffer.cast(DType.UINT8) for buffer in buffers]
 
 
-def _copied(link: Link, source: Buffer) -> Buffer:
+def _copied(link: NcclConnection, source: Buffer) -> Buffer:
     copy = link.device.empty(source.dtype, source.shape)
     link.device.copy(source, copy)
     return copy
 
 
-def _combine(link: Link, source: Buffer, target: Buffer, how: Recipe) -> None:
+def _combine(link: NcclConnection, source: Buffer, target: Buffer, how: Recipe) -> None:
     link.communicator.allreduce(
         source.pointer, target.pointer, source.count, how.conversion.carrier, how.combine, link.device.stream
     )
 
 
-def _scale(link: Link, buffers: Sequence[Buffer], factor: float) -> None:
+def _scale(link: NcclConnection, buffers: Sequence[Buffer], factor: float) -> None:
     if factor != 1.0:
         for buffer in buffers:
             link.device.scale(buffer, buffer, factor)
 
 
-def _reduce_in_place(link: Link, pairs: Sequence[Pair], how: Recipe) -> None:
+def _reduce_in_place(link: NcclConnection, pairs: Sequence[Pair], how: Recipe) -> None:
     """Each tensor without a copy; the calls begin together."""
     if how.before != 1.0:
         for source, target in pairs:

@@ -1,7 +1,12 @@
-"""A GPU by cupy: memory, a stream, events, and the kernels of :mod:`collectives.backends.nccl.sources`."""
+"""CUDA graphs that another thread captures: a question about an event, or an allocation, would end the capture.
+
+CUDA forbids that to all threads while one captures in the mode "global", which is torch's. The thread that looks for
+failures asks about events at any time, so it asks in the mode "relaxed", as torch's own threads do.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,16 +17,36 @@ from typing import Any
 import numpy as np
 
 from collectives.api import DType, HorovodInternalError
+from collectives.backends.completion import Completion, Polled
 from collectives.backends.memory import Floats
-from collectives.backends.nccl.captures import beside_captures
-from collectives.backends.nccl.device import Device, Placed
-from collectives.backends.nccl.library import INSTALL_CUPY, INSTALL_NVRTC
-from collectives.backends.nccl.recipe import BYTES, Conversion
+from collectives.backends.nccl.interface import BYTES, INSTALL_CUPY, INSTALL_NVRTC, Device, DTypeConversion, Placed
 from collectives.backends.nccl.sources import PIECES, source
 from collectives.buffers import Buffer
-from collectives.completion import Completion, Polled
 
-__all__ = ["CupyDevice", "count_gpus", "import_cupy", "index_of", "require_compiler", "shared_device"]
+RELAXED = 2
+"""A value of CUstreamCaptureMode."""
+
+
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """In the block, the captures of other threads go on, whatever this thread calls."""
+    mode = ctypes.c_int(RELAXED)
+    _exchange(mode)
+    try:
+        yield
+    finally:
+        _exchange(mode)
+
+
+def _exchange(mode: ctypes.c_int) -> None:
+    """``mode`` becomes that of this thread, and has the one before. The GPU of this thread is set already."""
+    _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+@lru_cache(1)
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
 
 THREADS = 256
 """Of one block."""
@@ -180,13 +205,13 @@ class CupyDevice(Device):
         return CupyEvent(event, self)
 
     def pack(
-        self, pieces: Sequence[Placed], target: Buffer, conversion: Conversion = BYTES, factor: float = 1.0
+        self, pieces: Sequence[Placed], target: Buffer, conversion: DTypeConversion = BYTES, factor: float = 1.0
     ) -> None:
         """See :class:`Device`."""
         self._launch_tables("pack", pieces, target.pointer, conversion, factor)
 
     def unpack(
-        self, source: Buffer, pieces: Sequence[Placed], conversion: Conversion = BYTES, factor: float = 1.0
+        self, source: Buffer, pieces: Sequence[Placed], conversion: DTypeConversion = BYTES, factor: float = 1.0
     ) -> None:
         """See :class:`Device`."""
         self._launch_tables("unpack", pieces, source.pointer, conversion, factor)
@@ -213,7 +238,7 @@ class CupyDevice(Device):
             runtime.memcpyAsync(target.pointer, source.pointer, source.nbytes, kind, self.stream)
 
     def _launch_tables(
-        self, name: str, pieces: Sequence[Placed], room: int, conversion: Conversion, factor: float
+        self, name: str, pieces: Sequence[Placed], room: int, conversion: DTypeConversion, factor: float
     ) -> None:
         for start in range(0, len(pieces), PIECES):
             some = pieces[start : start + PIECES]
@@ -224,11 +249,11 @@ class CupyDevice(Device):
         if buffer.count:
             self._launch(_plain(buffer.dtype), name, (_blocks(buffer.count), 1), arguments)
 
-    def _launch(self, conversion: Conversion, name: str, grid: tuple[int, int], arguments: Sequence[Any]) -> None:
+    def _launch(self, conversion: DTypeConversion, name: str, grid: tuple[int, int], arguments: Sequence[Any]) -> None:
         with self._working(f"the kernel {name}"):
             self._kernel(conversion, name)(grid, (THREADS,), tuple(arguments), stream=self._queue)
 
-    def _compiled(self, conversion: Conversion, name: str) -> Any:
+    def _compiled(self, conversion: DTypeConversion, name: str) -> Any:
         """Raises HorovodInternalError, whatever cupy raises: its compiler may be missing, or too old for the GPU."""
         try:
             module = self._cupy.RawModule(code=source(conversion), options=("--std=c++17",))
@@ -283,8 +308,8 @@ def _blocks(count: int) -> int:
 
 
 @lru_cache(64)
-def _plain(dtype: DType) -> Conversion:
-    return Conversion(dtype, dtype)
+def _plain(dtype: DType) -> DTypeConversion:
+    return DTypeConversion(dtype, dtype)
 
 
 def _table(pieces: Sequence[Placed]) -> Any:
@@ -304,7 +329,7 @@ def _operand(floats: Floats) -> Any:
     return np.array((*_pointers(floats), floats.factor), FLOATS)
 
 
-def _dtype_of(*operands: Floats) -> Conversion:
+def _dtype_of(*operands: Floats) -> DTypeConversion:
     """By the type of the operands that have one plane; two planes are the halves of float32."""
     single = [floats.planes[0].dtype for floats in operands if len(floats.planes) == 1]
     return _plain(single[0] if single else DType.FLOAT32)

@@ -9,20 +9,18 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from collectives.api import DType, HorovodInternalError
-from collectives.backends.nccl.device import Device
-from collectives.backends.nccl.library import (
+from collectives.backends.nccl.interface import (
     CODES,
     INSTALL_CUPY,
     INSTALL_NCCL,
     Combine,
     Communicator,
-    Library,
+    Device,
+    NcclLibrary,
     Pause,
     failure,
     require_version,
 )
-
-__all__ = ["CupyLibrary", "import_nccl"]
 
 R = TypeVar("R")
 
@@ -39,8 +37,8 @@ def import_nccl() -> Any:
     return nccl
 
 
-class CupyLibrary(Library):
-    """See :class:`Library`. Raises ImportError, and UnsupportedRequestError for a libnccl that is too old."""
+class CupyLibrary(NcclLibrary):
+    """See :class:`NcclLibrary`. Raises ImportError, and UnsupportedRequestError for a libnccl that is too old."""
 
     name = "cupy"
 
@@ -50,12 +48,12 @@ class CupyLibrary(Library):
         require_version(self.version)
 
     def unique_id(self) -> bytes:
-        """See :class:`Library`."""
+        """See :class:`NcclLibrary`."""
         id: bytes = self._checked("unique id", self._nccl.get_unique_id)
         return id
 
     def connect(self, id: bytes, size: int, position: int, device: Device, pause: Pause) -> Communicator:
-        """See :class:`Library`. If it is given up, its thread stays until NCCL gives up, too, after a minute or so."""
+        """See :class:`NcclLibrary`. If it is given up, its thread stays until NCCL gives up, after a minute or so."""
         attempt = _Attempt()
 
         def connect() -> None:
@@ -72,7 +70,7 @@ class CupyLibrary(Library):
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """See :class:`Library`."""
+        """See :class:`NcclLibrary`."""
         self._checked("group start", self._nccl.groupStart)
         try:
             yield

@@ -10,23 +10,19 @@ from typing import NamedTuple
 import msgpack
 
 from collectives.api import HorovodInternalError, UnsupportedRequestError
-from collectives.attempt import ConnectAttempt
-from collectives.backends.group import Group
-from collectives.backends.joining import Joining
+from collectives.backends.base import Group, Joining
 from collectives.backends.nccl.backend import NcclBackend
-from collectives.backends.nccl.library import Library, Pause, version_text
-from collectives.backends.nccl.link import Link
+from collectives.backends.nccl.interface import NcclConnection, NcclLibrary, Pause, version_text
 from collectives.backends.nccl.presence import device_at, without_gpu
 from collectives.backends.nccl.watcher import Watcher
-
-__all__ = ["NcclJoining", "Offer", "absence", "load", "unavailable"]
+from collectives.net.attempts import ConnectAttempt
 
 logger = logging.getLogger(__name__)
 
 _watcher = Watcher()
 
 
-class Offer(NamedTuple):
+class NcclOffer(NamedTuple):
     """``reason`` is why a member cannot use NCCL, empty if it can; ``version`` is that of its NCCL.
 
     ``id`` is the id of the communicator; only that of the first member counts.
@@ -51,9 +47,9 @@ class NcclJoining(Joining):
 
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> NcclBackend:
         """See :class:`Joining`."""
-        found = [Offer(*msgpack.unpackb(offer)) for offer in offers]
+        found = [NcclOffer(*msgpack.unpackb(offer)) for offer in offers]
 
-        def connect(address: int, pause: Pause) -> Link:
+        def connect(address: int, pause: Pause) -> NcclConnection:
             return _connect(self.group, found[0].id, address, self._local_rank, pause)
 
         reason = absence(self.group, found)
@@ -64,7 +60,7 @@ class NcclJoining(Joining):
         return
 
 
-def absence(group: Group, offers: Sequence[Offer]) -> str:
+def absence(group: Group, offers: Sequence[NcclOffer]) -> str:
     """Why the members of ``group`` cannot use NCCL together; empty if they can."""
     for position, offer in enumerate(offers):
         if offer.reason:
@@ -76,20 +72,20 @@ def absence(group: Group, offers: Sequence[Offer]) -> str:
     return ""
 
 
-def _offer(is_first: bool) -> Offer:
+def _offer(is_first: bool) -> NcclOffer:
     reason = unavailable()
     if reason:
-        return Offer(reason)
+        return NcclOffer(reason)
     library = load()
     try:
-        return Offer("", library.version, library.unique_id() if is_first else b"")
+        return NcclOffer("", library.version, library.unique_id() if is_first else b"")
     except HorovodInternalError as error:
-        return Offer(str(error))
+        return NcclOffer(str(error))
 
 
-def _connect(group: Group, id: bytes, address: int, local_rank: int, pause: Pause) -> Link:
+def _connect(group: Group, id: bytes, address: int, local_rank: int, pause: Pause) -> NcclConnection:
     library, device = load(), device_at(address, local_rank)
-    return Link(library, device, library.connect(id, group.size, group.position, device, pause))
+    return NcclConnection(library, device, library.connect(id, group.size, group.position, device, pause))
 
 
 @lru_cache(1)
@@ -106,7 +102,7 @@ def unavailable() -> str:
 
 
 @lru_cache(1)
-def load() -> Library:
+def load() -> NcclLibrary:
     """The binding of NCCL: nccl4py where it is installed, because it can give up to connect, else cupy.
 
     Raises ImportError, and UnsupportedRequestError for an NCCL that is too old. A process may find several versions of
@@ -117,7 +113,7 @@ def load() -> Library:
     return library
 
 
-def _first_binding() -> Library:
+def _first_binding() -> NcclLibrary:
     from collectives.backends.nccl.cupy_library import CupyLibrary
     from collectives.backends.nccl.nccl4py_library import Nccl4pyLibrary
 

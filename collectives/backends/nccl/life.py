@@ -1,4 +1,4 @@
-"""A backend over time: it connects, works, fails, closes. The watcher looks at it from a thread of its own."""
+"""An operation that was launched on a stream."""
 
 from __future__ import annotations
 
@@ -6,20 +6,65 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, ShutDownError
-from collectives.backends.base import OnWait
-from collectives.backends.group import Group
-from collectives.backends.nccl.library import Pause
-from collectives.backends.nccl.link import Link
-from collectives.backends.nccl.operation import Operation
+from collectives.backends.base import Group, OnWait
+from collectives.backends.completion import DONE, Completion
+from collectives.backends.nccl.interface import NcclConnection, Pause
 from collectives.backends.nccl.watcher import Watched, Watcher
 
-__all__ = ["Life"]
-
 logger = logging.getLogger(__name__)
+
+
+class NcclOperation(Completion):
+    """The ``end`` of the calls on the stream; ``check`` raises if the backend has failed meanwhile.
+
+    ``begin`` is when the stream has come to it: then the operation waits for other ranks only, and no more for the
+    kernels of this one. After an abort it is over when the GPU has let go of the memory.
+    """
+
+    def __init__(self, end: Completion, check: Callable[[], None], begin: Completion = DONE) -> None:
+        self._end = end
+        self._check = check
+        self._begin = begin
+        self._begun: float | None = None
+
+    def age(self) -> float:
+        """How long ago the stream has come to it, in seconds, as far as calls of this method have seen it."""
+        now = time.monotonic()
+        if self._begun is None and self._begin.is_done:
+            self._begun = now
+        return 0.0 if self._begun is None else now - self._begun
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the GPU does not work on it any more, with success or not."""
+        return self._end.is_done
+
+    def ends_within(self, seconds: float) -> bool:
+        """Block until the GPU does not work on it any more, at most ``seconds``; return whether it does not."""
+        return self._end.wait(seconds)
+
+    @property
+    def is_done(self) -> bool:
+        """See :class:`Completion`."""
+        return self._end.is_done and self._succeeded()
+
+    def wait(self, timeout: float) -> bool:
+        """See :class:`Completion`."""
+        return self._end.wait(timeout) and self._succeeded()
+
+    def precede(self, stream: int) -> None:
+        """See :class:`Completion`."""
+        self._check()
+        self._end.precede(stream)
+
+    def _succeeded(self) -> bool:
+        self._check()
+        return True
+
 
 PAUSE_SECONDS = 0.005
 RELEASE_SECONDS = 5.0
@@ -43,11 +88,11 @@ class Life(Watched):
         self._group = group
         self._timeout = timeout
         self._watcher = watcher
-        self._link: Link | None = None
+        self._link: NcclConnection | None = None
         # Owned by this object: held while the watcher looks, which does not block, so never for long.
         self._looking = threading.Lock()
-        self._operations: deque[Operation] = deque()
-        self._last: Operation | None = None
+        self._operations: deque[NcclOperation] = deque()
+        self._last: NcclOperation | None = None
         self._error: Exception | None = None
         # Both are owned by this object. Waits for them are bounded by PAUSE_SECONDS and RELEASE_SECONDS.
         self._failed, self._is_aborted = threading.Event(), threading.Event()
@@ -77,7 +122,7 @@ class Life(Watched):
 
         yield pause
 
-    def begin(self, link: Link) -> None:
+    def begin(self, link: NcclConnection) -> None:
         """The members have connected."""
         self._link = link
         self._watcher.add(self)
@@ -96,7 +141,7 @@ class Life(Watched):
             finally:
                 self._entered = None
 
-    def launched(self, operation: Operation) -> None:
+    def launched(self, operation: NcclOperation) -> None:
         """``operation`` has begun."""
         self._operations.append(operation)
         self._last = operation
@@ -114,7 +159,7 @@ class Life(Watched):
             except Exception as error:  # noqa: BLE001 - no failure of a look may keep the watcher from the aborts
                 self.fail(HorovodInternalError(f"a look at NCCL failed: {error!r}; look at the output of all ranks"))
 
-    def _look(self, link: Link) -> None:
+    def _look(self, link: NcclConnection) -> None:
         self._drop_ended()
         text = link.communicator.error()
         if text:
@@ -127,7 +172,7 @@ class Life(Watched):
     def _is_stuck(self, entered: float | None) -> bool:
         return entered is not None and time.monotonic() - entered > self._timeout
 
-    def prepare(self) -> Link | None:
+    def prepare(self) -> NcclConnection | None:
         """See :class:`Watched`."""
         if self._error is None or self._link is None or self._is_aborted.is_set():
             return None
@@ -155,7 +200,7 @@ class Life(Watched):
             # An earlier error stays for operations that have begun. Without any it goes: its traceback may hold memory.
             self._error = ShutDownError("the NCCL backend was closed")
 
-    def _taken(self) -> Link | None:
+    def _taken(self) -> NcclConnection | None:
         """The link, at which the watcher looks no more: NCCL must not be asked while it is released.
 
         None if the watcher is to abort it.
@@ -195,7 +240,7 @@ class Life(Watched):
         return self._group.ranks_at(others), [self._group.hosts[position] for position in others]
 
 
-def _release(link: Link) -> None:
+def _release(link: NcclConnection) -> None:
     def destroy() -> None:
         with link.device.current():
             link.communicator.destroy()

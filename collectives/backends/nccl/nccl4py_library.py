@@ -9,18 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from collectives.api import DType, HorovodInternalError
-from collectives.backends.nccl.device import Device
-from collectives.backends.nccl.library import (
+from collectives.backends.nccl.interface import (
     CODES,
     Combine,
     Communicator,
-    Library,
+    Device,
+    NcclLibrary,
     Pause,
     failure,
     version_text,
 )
-
-__all__ = ["Nccl4pyLibrary"]
 
 SUCCESS, IN_PROGRESS = 0, 7
 """Values of ncclResult_t."""
@@ -35,8 +33,8 @@ class _Group(threading.local):
     used: list[_Nccl4pyCommunicator] | None = None
 
 
-class Nccl4pyLibrary(Library):
-    """See :class:`Library`. Raises ImportError, also for a libnccl that is too old for nccl4py."""
+class Nccl4pyLibrary(NcclLibrary):
+    """See :class:`NcclLibrary`. Raises ImportError, also for a libnccl that is too old for nccl4py."""
 
     name = "nccl4py"
 
@@ -54,11 +52,11 @@ class Nccl4pyLibrary(Library):
             raise ImportError(f"nccl4py needs NCCL {version_text(OLDEST)}; this is {version_text(self.version)}")
 
     def unique_id(self) -> bytes:
-        """See :class:`Library`."""
+        """See :class:`NcclLibrary`."""
         return bytes(self.checked("unique id", self._core.get_unique_id))
 
     def connect(self, id: bytes, size: int, position: int, device: Device, pause: Pause) -> Communicator:
-        """See :class:`Library`."""
+        """See :class:`NcclLibrary`."""
         key, config = self._core.UniqueId.from_bytes(id), self._core.NCCLConfig(blocking=False)
         with device.current():
             end = self.checked("init", self._core.Communicator.init, size, position, key, config)
@@ -74,7 +72,7 @@ class Nccl4pyLibrary(Library):
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """See :class:`Library`."""
+        """See :class:`NcclLibrary`."""
         self.checked("group start", self._calls.group_start)
         used = self._group.used = []
         try:

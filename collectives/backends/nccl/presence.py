@@ -1,4 +1,4 @@
-"""Whether this host has a GPU that this process can use, and which one a rank works on."""
+"""Whether this host has a GPU that this process can use, and which one the process works on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from collectives.api import HorovodInternalError
-from collectives.backends.nccl.device import Device
-from collectives.backends.nccl.library import INSTALL_CUPY
-from collectives.backends.nccl.place import place
+from collectives.backends.nccl.interface import INSTALL_CUPY, Device
 
-__all__ = ["device_at", "without_gpu"]
+
+class GpuPlace:
+    """``index`` is the number of the GPU that a binding has chosen; None where none has.
+
+    Written by threads that submit tensors, read by the thread that runs operations.
+    """
+
+    def __init__(self) -> None:
+        self.index: int | None = None
+
+    def default(self, local_rank: int, count: int) -> int:
+        """The GPU of a rank without a tensor, on a host with ``count`` of them."""
+        return local_rank % count if self.index is None else self.index
+
+
+place = GpuPlace()
+
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl")
 """The files of NVIDIA's driver on Linux, on Windows' Linux, and on a Jetson."""

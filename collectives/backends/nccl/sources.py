@@ -7,9 +7,7 @@ float32; integers are scaled in float64, truncated and wrapped, as :mod:`collect
 from __future__ import annotations
 
 from collectives.api import DType, ReduceOp
-from collectives.backends.nccl.recipe import Conversion
-
-__all__ = ["PIECES", "source"]
+from collectives.backends.nccl.interface import DTypeConversion
 
 PIECES = 120
 """The number of tensors of one call: their addresses are arguments of the kernel, which has 4 KiB for these."""
@@ -29,13 +27,13 @@ _STORAGE = {
 _KINDS = {DType.FLOAT16: "HALF", DType.BFLOAT16: "BRAIN", DType.FLOAT32: "SINGLE", DType.FLOAT64: "DOUBLE"}
 
 
-def source(conversion: Conversion) -> str:
+def source(conversion: DTypeConversion) -> str:
     """The kernels for ``conversion``: pack, unpack, fill, scale, combine, products."""
     defines = _defines(conversion)
     return "".join(f"#define {name} {value}\n" for name, value in defines.items()) + _BODY
 
 
-def _defines(conversion: Conversion) -> dict[str, str]:
+def _defines(conversion: DTypeConversion) -> dict[str, str]:
     dtype, kind = conversion.dtype, _KINDS.get(conversion.dtype, "INTEGER")
     is_wide = conversion.carrier.itemsize == 8
     return {

@@ -19,14 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from collectives.api import DType, HorovodInternalError, ReduceOp
+from collectives.api import DType, HorovodInternalError, Parameters, ReduceOp
 from collectives.backends.base import Backend, OnDeath, OnWait
-from collectives.backends.nccl.device import Device
+from collectives.backends.completion import Completion, all_of
+from collectives.backends.nccl.interface import Device
 from collectives.buffers import Buffer
-from collectives.completion import Completion, all_of
-from collectives.parameters import Parameters
-
-__all__ = ["StagedBackend"]
 
 Place = Callable[[int], Device]
 """The GPU with the tensor at an address; with 0, that of this rank."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from collectives.api import DType, ReduceOp, ShutDownError
-from collectives.backends.base import Backend, OnDeath, OnWait, ignore_waits
-from collectives.backends.nccl.columns import placed
-from collectives.backends.nccl.device import Device, Placed
-from collectives.backends.nccl.operation import Operation
-from collectives.backends.plane import Plane
-from collectives.buffers import Buffer
-from collectives.completion import Completion
-from collectives.parameters import Parameters
+import msgpack
 
-__all__ = ["ThroughHostBackend"]
+from collectives.api import DType, Parameters, ReduceOp, ShutDownError
+from collectives.backends.base import Backend, Group, Joining, OnDeath, OnWait, ignore_waits
+from collectives.backends.completion import Completion
+from collectives.backends.nccl.backend import placed
+from collectives.backends.nccl.interface import Device, Placed
+from collectives.backends.nccl.life import NcclOperation
+from collectives.backends.nccl.presence import device_at, without_gpu
+from collectives.backends.single import SingleBackend
+from collectives.buffers import Buffer
+from collectives.kernels.segments import Plane
+from collectives.net.attempts import ConnectAttempt
 
 PIECE = 4 << 20
 """Bytes of an allreduce that travel at once: the GPU copies a piece while the host combines the one before."""
@@ -191,7 +193,7 @@ class ThroughHostBackend(Backend):
             raise self._error
 
 
-class _Holding(Operation):
+class _Holding(NcclOperation):
     """An operation that keeps memory of the host alive."""
 
     def __init__(self, end: Completion, check: Callable[[], None], held: Buffer) -> None:
@@ -226,3 +228,37 @@ def _pieces(plane: Plane, span: tuple[int, int], part: Buffer) -> list[Placed]:
     """As bytes."""
     size = part.dtype.itemsize
     return [Placed(size * at, buffer.cast(DType.UINT8)) for at, buffer in placed(plane, span)]
+
+
+class ThroughHostJoining(Joining):
+    """See :class:`Joining`, and :class:`ThroughHostBackend` for ``settles_early``.
+
+    ``prepare`` makes the joining of the backend of the host, which this one owns. A host without a GPU does not need
+    it, and then nobody connects: a job on CPUs has no connections for GPUs.
+    """
+
+    def __init__(
+        self, group: Group, prepare: Callable[[], Joining], local_rank: int, settles_early: bool = True
+    ) -> None:
+        reason = without_gpu()
+        self._inner = None if reason else prepare()
+        super().__init__(group, msgpack.packb((reason, b"" if self._inner is None else self._inner.offer)))
+        self._local_rank = local_rank
+        self._settles_early = settles_early
+
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> ThroughHostBackend:
+        """See :class:`Joining`."""
+        reasons, of_inner = zip(*map(msgpack.unpackb, offers), strict=True)
+        named = [f"{self.group.describe([position])}: {reason}" for position, reason in enumerate(reasons) if reason]
+
+        def place(address: int) -> Device:
+            return device_at(address, self._local_rank)
+
+        if self._inner is None or named:  # an operation of it is refused before it begins
+            return ThroughHostBackend(SingleBackend(self.group), place, absence=f"no GPU can be used on {named[0]}")
+        return ThroughHostBackend(self._inner.connect(of_inner, attempt), place, self._settles_early)
+
+    def close(self) -> None:
+        """See :class:`Joining`."""
+        if self._inner is not None:
+            self._inner.close()

@@ -7,9 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 
-from collectives.backends.nccl.link import Link
-
-__all__ = ["Watched", "Watcher"]
+from collectives.backends.nccl.interface import NcclConnection
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +23,7 @@ class Watched(ABC):
         """Fail if the communicator has failed, or an operation takes too long."""
 
     @abstractmethod
-    def prepare(self) -> Link | None:
+    def prepare(self) -> NcclConnection | None:
         """What has to be aborted; None where nothing has. No call of NCCL begins on it any more."""
 
     @abstractmethod
@@ -91,7 +89,7 @@ class Watcher:
                 each.aborted()
 
 
-def _abort(links: list[Link]) -> None:
+def _abort(links: list[NcclConnection]) -> None:
     """In one group: on one GPU, the end of one communicator may wait for the operations of another."""
     if not links:
         return
@@ -102,7 +100,7 @@ def _abort(links: list[Link]) -> None:
             _abort_one(link)
 
 
-def _abort_one(link: Link) -> None:
+def _abort_one(link: NcclConnection) -> None:
     try:
         link.communicator.abort()
     except Exception:

@@ -1,24 +1,38 @@
-"""How the members of a group of pygloo connect: each offers the entry of its helper process for Gloo's store."""
+"""Whether pygloo is there."""
 
 from __future__ import annotations
 
 import select
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
-from collectives import interfaces
 from collectives.api import CollectiveTimeoutError, HorovodInternalError
-from collectives.attempt import ConnectAttempt
-from collectives.backends.gloo.library import cannot_listen, translate
-from collectives.backends.gloo.offers import pack_offer, unpack_offers
-from collectives.backends.group import Group
-from collectives.backends.joining import Joining
+from collectives.backends.base import Group, Joining
+from collectives.backends.gloo.library import cannot_listen, pack_offer, translate, unpack_offers
 from collectives.backends.messaging import MessagingBackend
-from collectives.backends.pygloo.library import not_imported, require_pygloo
 from collectives.backends.pygloo.process import Helper
 from collectives.backends.pygloo.transport import PyglooTransport
+from collectives.net import interfaces
+from collectives.net.attempts import ConnectAttempt
 
-__all__ = ["PyglooJoining"]
+
+def require_pygloo() -> None:
+    """Raise ImportError with the remedy where pygloo is missing. Does not import it: only helper processes do."""
+    if find_spec("pygloo") is None:
+        raise ImportError(
+            "the pygloo backend needs pygloo, which is published for Python 3.10 and older; install it there with: "
+            "pip install 'hvd-cluster[pygloo]', or use another backend"
+        )
+
+
+def not_imported(reason: str) -> ImportError:
+    """The error for a pygloo that is installed, but cannot be imported for this ``reason``."""
+    return ImportError(
+        f"pygloo is installed, but its import fails: {reason}; install it again with: pip install --force-reinstall "
+        "pygloo, or use another backend"
+    )
+
 
 BINDING = "pygloo"
 START_SECONDS = 30.0

@@ -14,10 +14,7 @@ from typing import Any
 
 import msgpack
 
-from collectives.backends.pygloo.helper import PROGRAM
-from collectives.backends.pygloo.memory import SharedMemory
-
-__all__ = ["Helper"]
+from collectives.backends.pygloo.helper import PROGRAM, SharedMemory
 
 _alive: weakref.WeakSet[Helper] = weakref.WeakSet()
 

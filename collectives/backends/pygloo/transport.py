@@ -1,4 +1,4 @@
-"""pygloo as a transport: the commands that a rank gives to its helper process.
+"""Pure: the order of messages for a library whose send and receive block until the other side is there.
 
 All data go through the memory of both processes, in pieces of at most PIECE bytes. The ring of Gloo does the reductions
 that it computes exactly, as with torch's binding.
@@ -9,21 +9,42 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from collectives.api import DType, HorovodInternalError, ReduceOp, ShutDownError
-from collectives.backends.gloo.library import disconnected, timed_out, translate
-from collectives.backends.gloo.ring import GLOO_NAMES, is_exact
-from collectives.backends.group import Group
+from collectives.backends.base import Group
+from collectives.backends.gloo.library import GLOO_NAMES, disconnected, is_exact, timed_out, translate
 from collectives.backends.host import Array, Bytes
 from collectives.backends.pygloo.process import Helper
-from collectives.backends.pygloo.schedule import Transfer, in_order
 from collectives.backends.transport import Message, PointToPoint
 
-__all__ = ["PyglooTransport"]
+
+class Transfer(NamedTuple):
+    """``length`` bytes of the shared memory from ``offset`` on, to or from the member at position ``peer``."""
+
+    peer: int
+    is_send: bool
+    offset: int
+    length: int
+
+
+def in_order(transfers: Iterable[Transfer], position: int, size: int) -> list[Transfer]:
+    """The ``transfers`` of the member at ``position``, in an order in which no ``size`` members block one another.
+
+    The members i and j meet in round (i + j) mod ``size``, so that each has one partner in a round. In a round, the
+    member with the lower position sends first. This is one order for all transfers of the group, so there is always one
+    that both of its members have reached. All to all takes ``size`` rounds of two messages.
+    """
+
+    def place(transfer: Transfer) -> tuple[int, bool]:
+        is_of_lower = transfer.is_send == (position < transfer.peer)
+        return (position + transfer.peer) % size, not is_of_lower
+
+    return sorted(transfers, key=place)
+
 
 PIECE = 1 << 24
 SMALLEST_PIECE = 1 << 16

@@ -1,6 +1,5 @@
 """Shared memory between the ranks of one host."""
 
-from collectives.backends.shm.backend import ShmBackend
-from collectives.backends.shm.joining import ShmJoining
+from collectives.backends.shm.backend import ShmBackend, ShmJoining
 
 __all__ = ["ShmBackend", "ShmJoining"]

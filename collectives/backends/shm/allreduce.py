@@ -21,12 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.backends.phases import phase
-from collectives.backends.shm.gate import Gate
-from collectives.backends.shm.slabs import SLAB_BYTES, Slabs
+from collectives.backends.shm.barrier import ShmBarrier
+from collectives.backends.shm.buffers import SLAB_BYTES, ShmBuffers
 from collectives.kernels.reduction import Reduction
 from collectives.kernels.segments import Segments
-
-__all__ = ["Allreduce"]
 
 SMALL_BYTES = 1 << 15
 ALIGNMENT = 64
@@ -34,7 +32,7 @@ ALIGNMENT = 64
 Array = npt.NDArray[Any]
 
 
-class Round(NamedTuple):
+class ShmRound(NamedTuple):
     """``length`` elements of the long vector from ``start`` on, and the slabs they go through.
 
     This rank owns [lower, upper) of them.
@@ -47,10 +45,10 @@ class Round(NamedTuple):
     upper: int
 
 
-class Allreduce:
+class ShmAllreduce:
     """The work of one rank; all ranks call it in step, over the same ``slabs`` and ``gate``."""
 
-    def __init__(self, rank: int, size: int, slabs: Slabs, gate: Gate) -> None:
+    def __init__(self, rank: int, size: int, slabs: ShmBuffers, gate: ShmBarrier) -> None:
         self._rank = rank
         self._size = size
         self._slabs = slabs
@@ -113,20 +111,20 @@ class Allreduce:
                 self._gate.arrive()
         self._slabs.turn = before
 
-    def _round(self, start: int, length: int, reduction: Reduction) -> Round:
+    def _round(self, start: int, length: int, reduction: Reduction) -> ShmRound:
         share = -(-length // self._size)
         share += -share % ALIGNMENT
         lower, upper = (min(member * share, length) for member in (self._rank, self._rank + 1))
-        return Round(self._slabs.next(reduction.dtype), start, length, lower, upper)
+        return ShmRound(self._slabs.next(reduction.dtype), start, length, lower, upper)
 
     @phase("copy in")
-    def _copy_in(self, round: Round, source: Segments) -> None:
+    def _copy_in(self, round: ShmRound, source: Segments) -> None:
         slab = round.slabs[self._rank]
         source.read(round.start, slab[: round.lower])
         source.read(round.start + round.upper, slab[round.upper : round.length])
 
     @phase("combine")
-    def _combine(self, round: Round, source: Segments, destination: Segments, reduction: Reduction) -> None:
+    def _combine(self, round: ShmRound, source: Segments, destination: Segments, reduction: Reduction) -> None:
         if round.lower == round.upper:
             return
         start, stop = round.start + round.lower, round.start + round.upper
@@ -143,7 +141,7 @@ class Allreduce:
             destination.write(start, result)
 
     @phase("copy out")
-    def _copy_out(self, round: Round, destination: Segments) -> None:
+    def _copy_out(self, round: ShmRound, destination: Segments) -> None:
         slab = round.slabs[self._rank]
         destination.write(round.start, slab[: round.lower])
         destination.write(round.start + round.upper, slab[round.upper : round.length])

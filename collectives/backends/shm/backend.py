@@ -1,4 +1,4 @@
-"""Collectives through shared memory, for ranks of one host.
+"""How the ranks of a host decide by themselves whether to run an operation: at the gate they cross anyway.
 
 An operation runs in rounds, each on the next slab of every rank: copy a piece into its own slab, cross the gate, read
 the slabs of the others. Slabs are small so that they stay in the cache: the only traffic to main memory is reading the
@@ -7,29 +7,57 @@ source and writing the destination.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from collectives.api import DType, ReduceOp
-from collectives.backends.base import OnDeath, OnWait
-from collectives.backends.group import Group
+from collectives.backends.base import Group, Joining, OffersVote, OnDeath, OnWait, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
-from collectives.backends.shm.allreduce import Allreduce
-from collectives.backends.shm.board import ShmBoard
+from collectives.backends.shm.allreduce import ShmAllreduce
+from collectives.backends.shm.barrier import BarrierDisagreement, ShmBarrier, barrier_bytes
+from collectives.backends.shm.buffers import ShmBuffers, buffers_bytes
 from collectives.backends.shm.deaths import DeathWatch, deaths_bytes
-from collectives.backends.shm.gate import Gate, gate_bytes
 from collectives.backends.shm.movement import Movement
-from collectives.backends.shm.segment import Segment
-from collectives.backends.shm.slabs import Slabs, slabs_bytes
+from collectives.backends.shm.segment import Segment, SegmentSource, receive_segment
 from collectives.kernels.reduction import reduction
 from collectives.kernels.segments import Segments
-from collectives.planning.board import Board, OffersBoard
+from collectives.net.attempts import ConnectAttempt
 
-__all__ = ["ShmBackend", "segment_bytes"]
+
+class ShmVote(Vote):
+    """The first crossing of an operation compares the values. Before it, an operation writes to its own slabs only."""
+
+    def __init__(self, gate: ShmBarrier, slabs: ShmBuffers) -> None:
+        self._gate = gate
+        self._slabs = slabs
+
+    def attempt(
+        self,
+        value: int,
+        call: Callable[[], None],
+        waiting: Callable[[list[int]], None],
+        agreed: Callable[[], None],
+    ) -> bool:
+        """See :class:`Vote`."""
+        turn = self._slabs.turn
+        self._gate.ask(value, waiting, agreed)
+        try:
+            call()
+            if self._gate.is_asking:  # the operation had nothing to exchange
+                self._gate.cross()
+        except BarrierDisagreement:
+            self._slabs.turn = turn
+            return False
+        return True
+
+    def decline(self) -> None:
+        """See :class:`Vote`."""
+        self._gate.arrive()
+
 
 PAGE = 4096
 
 
-class ShmBackend(HostBackend, OffersBoard):
+class ShmBackend(HostBackend, OffersVote):
     """See :class:`HostBackend`. All ranks must be on one host and run as one user; Linux only."""
 
     name = "shm"
@@ -39,12 +67,12 @@ class ShmBackend(HostBackend, OffersBoard):
         super().__init__(group)
         rank, size = group.position, group.size
         self._segment = segment
-        base, gate = _slabs_start(size), gate_bytes(size)
-        self._gate = Gate(segment.array[:gate], group, timeout, crowded)
+        base, gate = _slabs_start(size), barrier_bytes(size)
+        self._gate = ShmBarrier(segment.array[:gate], group, timeout, crowded)
         self._words = segment.array[gate : gate + deaths_bytes(size)]
         self._deaths: DeathWatch | None = None
-        self._slabs = Slabs(segment.array[base : base + slabs_bytes(size)], size)
-        self._allreduce = Allreduce(rank, size, self._slabs, self._gate)
+        self._slabs = ShmBuffers(segment.array[base : base + buffers_bytes(size)], size)
+        self._allreduce = ShmAllreduce(rank, size, self._slabs, self._gate)
         self._movement = Movement(rank, size, self._slabs, self._gate)
         self._closed = False
 
@@ -92,9 +120,9 @@ class ShmBackend(HostBackend, OffersBoard):
         """See :class:`HostBackend`. One crossing per SLAB_BYTES / (size - 1) for each of the other members."""
         self._movement.alltoall(source, destination, send_counts, receive_counts)
 
-    def board(self) -> Board:
-        """See :class:`OffersBoard`. The first crossing of an operation is a round of the board."""
-        return ShmBoard(self._gate, self._slabs)
+    def board(self) -> Vote:
+        """See :class:`OffersVote`. The first crossing of an operation is a round of the board."""
+        return ShmVote(self._gate, self._slabs)
 
     def attend(self, on_wait: OnWait) -> None:
         """See :class:`Backend`."""
@@ -135,8 +163,35 @@ class ShmBackend(HostBackend, OffersBoard):
 
 def segment_bytes(size: int) -> int:
     """Bytes of shared memory for a group of ``size`` members."""
-    return _slabs_start(size) + slabs_bytes(size)
+    return _slabs_start(size) + buffers_bytes(size)
 
 
 def _slabs_start(size: int) -> int:
-    return -(-(gate_bytes(size) + deaths_bytes(size)) // PAGE) * PAGE
+    return -(-(barrier_bytes(size) + deaths_bytes(size)) // PAGE) * PAGE
+
+
+class ShmJoining(Joining):
+    """See :class:`Joining`. ``timeout`` bounds the silence of a peer within an operation, in seconds.
+
+    ``crowded``: the host has more ranks than cores, see :class:`collectives.cores.Cores`.
+    """
+
+    def __init__(self, group: Group, timeout: float, crowded: bool) -> None:
+        self._crowded = crowded
+        self._nbytes = segment_bytes(group.size)
+        self._timeout = timeout
+        self._source = None if group.position else SegmentSource(self._nbytes, group.size)
+        super().__init__(group, self._source.address if self._source is not None else b"")
+
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> ShmBackend:
+        """See :class:`Joining`."""
+        if self._source is not None:
+            segment = self._source.hand_out(self.group, attempt)
+        else:
+            segment = receive_segment(offers[0], self._nbytes, self.group, attempt)
+        return ShmBackend(self.group, segment, self._timeout, self._crowded)
+
+    def close(self) -> None:
+        """See :class:`Joining`."""
+        if self._source is not None:
+            self._source.close()

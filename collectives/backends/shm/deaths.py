@@ -17,9 +17,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from collectives.backends.shm import futex
-
-__all__ = ["DeathWatch", "deaths_bytes"]
+from collectives.backends.shm import barrier
 
 WORD = 4
 # The bits of a word, see futex(2); the others are the number of the thread.
@@ -80,7 +78,7 @@ class DeathWatch:
         self._closed = True
         deadline = time.monotonic() + CLOSE_SECONDS
         while self._thread.is_alive() and time.monotonic() < deadline:
-            futex.wake(self._bed)  # again, because the thread may just be falling asleep
+            barrier.wake(self._bed)  # again, because the thread may just be falling asleep
             self._thread.join(RETRY_SECONDS)
         if not self._thread.is_alive():
             self._words.release()
@@ -98,7 +96,7 @@ class DeathWatch:
 
     def _put(self, word: int) -> None:
         self._words[self._mine] = word
-        futex.wake(self._addresses[self._mine])
+        barrier.wake(self._addresses[self._mine])
 
     def _sleep(self, words: Sequence[int]) -> None:
         """Until the next member that may die changes its word, or another one has noticed a death."""
@@ -106,7 +104,7 @@ class DeathWatch:
         position = next(living, self._mine)
         self._bed = self._addresses[position]
         if not self._closed:
-            futex.wait(self._bed, words[position], AGAIN_SECONDS if self._found else SLEEP_SECONDS)
+            barrier.wait(self._bed, words[position], AGAIN_SECONDS if self._found else SLEEP_SECONDS)
 
     def _look(self, words: Sequence[int]) -> None:
         dead = {position for position, word in enumerate(words) if word & DIED} - self._found
@@ -114,7 +112,7 @@ class DeathWatch:
             return
         self._found |= dead
         for address in self._addresses:
-            futex.wake(address)
+            barrier.wake(address)
         for position in sorted(dead):
             self._on_death(position)
 

@@ -14,12 +14,10 @@ import numpy as np
 from collectives.api import DType
 from collectives.backends.host import Array, Bytes
 from collectives.backends.phases import phases_in
-from collectives.backends.shm.gate import Gate
-from collectives.backends.shm.slabs import SLAB_BYTES, Slabs
+from collectives.backends.shm.barrier import ShmBarrier
+from collectives.backends.shm.buffers import SLAB_BYTES, ShmBuffers
 from collectives.kernels.reduction import Reduction
 from collectives.kernels.segments import Segments
-
-__all__ = ["Movement"]
 
 SMALL_BYTES = 1 << 15
 HEADER = 64
@@ -32,7 +30,7 @@ Step = Callable[[int, Sequence[Array]], None]
 class Movement:
     """The work of one rank; all ranks call it in step, over the same ``slabs`` and ``gate``."""
 
-    def __init__(self, rank: int, size: int, slabs: Slabs, gate: Gate) -> None:
+    def __init__(self, rank: int, size: int, slabs: ShmBuffers, gate: ShmBarrier) -> None:
         self._rank = rank
         self._size = size
         self._slabs = slabs

@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
-from collectives.attempt import ConnectAttempt
-from collectives.backends.group import Group
-
-__all__ = ["Segment", "SegmentSource", "receive_segment"]
+from collectives.backends.base import Group
+from collectives.net.attempts import ConnectAttempt
 
 CREDENTIALS = struct.Struct("3i")
 

@@ -30,21 +30,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from collectives.api import DType, ReduceOp
-from collectives.backends.group import Group
-from collectives.backends.host import Array, Bytes
+from collectives.backends.base import MOST_VOTERS, Group, OffersVote, Vote
+from collectives.backends.host import Array, Bytes, Workspace
 from collectives.backends.messaging import MessagingBackend
 from collectives.backends.phases import phase
-from collectives.backends.tcp.board import TcpBoard
-from collectives.backends.tcp.link import Link
+from collectives.backends.tcp.link import TcpLink
 from collectives.backends.tcp.reducing import Data, Span, even_spans
-from collectives.backends.tcp.transport import TcpTransport
+from collectives.backends.tcp.transport import TcpTransport, TcpVote
 from collectives.backends.transport import parts
-from collectives.backends.workspace import Workspace
 from collectives.kernels.reduction import Reduction, reduction, scale_array
 from collectives.kernels.segments import Segments
-from collectives.planning.board import MOST_VOTERS, Board, OffersBoard
-
-__all__ = ["TcpBackend"]
 
 DIRECT = 1 << 18
 """Bytes that a member sends at most for an allreduce in one step."""
@@ -54,11 +49,11 @@ PIECE = 1 << 24
 """Bytes that are packed at once."""
 
 
-class TcpBackend(MessagingBackend, OffersBoard):
+class TcpBackend(MessagingBackend, OffersVote):
     """A member of ``group`` with ``links`` to all others, by position. See :class:`TcpTransport`."""
 
     def __init__(
-        self, group: Group, links: Mapping[int, Link], timeout: float, crowded: bool, in_star: bool = False
+        self, group: Group, links: Mapping[int, TcpLink], timeout: float, crowded: bool, in_star: bool = False
     ) -> None:
         self._tcp = TcpTransport(group, links, timeout, crowded, in_star)
         super().__init__(self._tcp)
@@ -150,9 +145,9 @@ class TcpBackend(MessagingBackend, OffersBoard):
         """See :class:`Backend`. Inside of operations, nobody knows whether a member waits or receives."""
         return self._tcp.ballot.waited(), 0.0
 
-    def board(self) -> Board | None:
-        """See :class:`OffersBoard`. The first exchange of an operation is a round of the board."""
-        return TcpBoard(self._tcp) if self.size <= MOST_VOTERS else None
+    def board(self) -> Vote | None:
+        """See :class:`OffersVote`. The first exchange of an operation is a round of the board."""
+        return TcpVote(self._tcp) if self.size <= MOST_VOTERS else None
 
     def _reduce_at_once(self, source: Segments, destination: Segments, dtype: DType, how: Reduction) -> None:
         count = len(source)

@@ -11,21 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.api import EngineError, HorovodInternalError
-from collectives.backends.group import Group
-from collectives.backends.tcp.link import Link, Script
+from collectives.backends.base import Group
+from collectives.backends.tcp.link import Script, TcpLink
 from collectives.backends.tcp.pump import Pump
-
-__all__ = [
-    "RIDING",
-    "Ballot",
-    "Disagreement",
-    "Question",
-    "Views",
-    "check_length",
-    "dropped",
-    "length_of",
-    "scatter",
-]
 
 RIDING = 1 << 16
 """Bytes of a message that travels with a vote, at most; both ends know its length. Longer ones follow the votes."""
@@ -35,7 +23,7 @@ Views = Sequence[memoryview]
 DROPPED = 1 << 16
 
 
-class Disagreement(Exception):
+class BallotDisagreement(Exception):
     """Not all members vote for the same."""
 
 
@@ -59,7 +47,7 @@ class Ballot(ABC):
     votes; all members have the same.
     """
 
-    def __init__(self, links: Mapping[int, Link], pump: Pump, riding: int) -> None:
+    def __init__(self, links: Mapping[int, TcpLink], pump: Pump, riding: int) -> None:
         self.riding = riding
         self._links = links
         self._pump = pump

@@ -16,9 +16,7 @@ import socket
 import ssl
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
-from collectives.attempt import ConnectAttempt
-
-__all__ = ["Encryption"]
+from collectives.net.attempts import ConnectAttempt
 
 PURPOSE = b"hvd-cluster: the key of the certificate of a job"
 FROM, UNTIL = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)

@@ -1,28 +1,74 @@
-"""How the members of a TCP group connect: each listens on a port of its own, and calls the members before it."""
+"""The listening side of a member that connects: it admits the members that prove that they know the secret."""
 
 from __future__ import annotations
 
+import select
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 
 import msgpack
 
 from collectives.api import CollectiveTimeoutError
-from collectives.attempt import ConnectAttempt
-from collectives.backends.group import Group
-from collectives.backends.joining import Joining
+from collectives.backends.base import Group, Joining
 from collectives.backends.tcp.backend import TcpBackend
 from collectives.backends.tcp.encryption import Encryption
-from collectives.backends.tcp.link import Link
-from collectives.backends.tcp.reception import Reception, listeners_of
-from collectives.backends.tcp.secure_link import SecureLink
-from collectives.control.handshake.call import call
-from collectives.control.handshake.callee import BrokenCallError, GoneError, NoListenerError
-from collectives.control.handshake.hello import Hello, LocalEnd
+from collectives.backends.tcp.link import SecureLink, TcpLink
+from collectives.handshake.dial import BrokenCallError, GoneError, NoListenerError, call
+from collectives.handshake.frames import Wire, seal
+from collectives.handshake.hello import Hello, LocalEnd, objection, pack_answer
+from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, Listeners
+from collectives.net.attempts import ConnectAttempt
 
-__all__ = ["TcpJoining"]
+
+def listeners_of(hello: Hello, address: str) -> Listeners:
+    """Those of a member with this ``hello`` at ``address``; strangers have room in the queue, too."""
+    return Listeners(hello, address, hello.size + MOST_CANDIDATES, within_host=False)
+
+
+class TcpReception:
+    """Admits the members of ``group`` at the positions ``expected``, which call ``listeners``."""
+
+    def __init__(self, end: LocalEnd, group: Group, listeners: Listeners, expected: Collection[int]) -> None:
+        self._end = end
+        self._group = group
+        self._missing = {group.ranks[position]: position for position in expected}
+        self._poller = select.poll()
+        self._candidates = Candidates(end, listeners, self._poller, len(expected), self._admit)
+        self.admitted: dict[int, socket.socket] = {}
+        """The connections of the admitted members, by position; the caller owns them."""
+
+    def admit_all(self) -> None:
+        """Return when all have come. Raises CollectiveTimeoutError that names the missing ones."""
+        with closing(self._candidates):
+            while self._missing:
+                self._candidates.make_room()
+                ready = self._end.attempt.poll(self._poller, self._candidates.next_look())
+                if self._end.attempt.is_over:
+                    raise self._late()
+                for descriptor in ready:
+                    self._candidates.attend(descriptor)
+
+    def _admit(self, sock: socket.socket, hello: Hello, nonce: bytes) -> None:
+        refusal = objection(hello, self._end.hello, self._missing)
+        try:
+            Wire(sock, self._end.attempt).send(seal(self._end.secret, nonce, pack_answer(None, refusal)))
+        except BaseException:
+            sock.close()
+            raise
+        if refusal is None:
+            self.admitted[self._missing.pop(hello.rank)] = sock
+        else:
+            sock.close()
+            self._candidates.warn("a connection", f": {refusal}")
+
+    def _late(self) -> CollectiveTimeoutError:
+        return CollectiveTimeoutError(
+            f"{self._group.describe(self._missing.values())} did not connect in time; look at their output, or raise "
+            "HOROVOD_GLOO_TIMEOUT_SECONDS",
+            list(self._missing),
+        )
 
 
 class TcpJoining(Joining):
@@ -62,7 +108,7 @@ class TcpJoining(Joining):
             stack.callback(_close_all, found)
             for position in range(self.group.position):
                 found[position] = self._call(end, position, offers[position])
-            reception = Reception(end, self.group, self._listeners, range(self.group.position + 1, self.group.size))
+            reception = TcpReception(end, self.group, self._listeners, range(self.group.position + 1, self.group.size))
             stack.callback(_close_all, reception.admitted)
             reception.admit_all()
             found.update(reception.admitted)
@@ -86,13 +132,13 @@ class TcpJoining(Joining):
             raise CollectiveTimeoutError(text, self.group.ranks_at([position])) from error
         return callee.sock
 
-    def _link(self, found: dict[int, socket.socket], position: int, attempt: ConnectAttempt) -> Link:
+    def _link(self, found: dict[int, socket.socket], position: int, attempt: ConnectAttempt) -> TcpLink:
         """The link over the connection that was ``found``.
 
         The members encrypt their connections in the order of the other members, so nobody waits in a circle.
         """
         if self._encryption is None:
-            return Link(found[position], position)
+            return TcpLink(found[position], position)
         is_server = self.group.position < position
         sock = self._encryption.wrap(found[position], is_server, self.group.ranks[position], attempt)
         found[position] = sock

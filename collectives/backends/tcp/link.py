@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -10,8 +11,6 @@ from itertools import islice
 from typing import TypeAlias
 
 from collectives.backends.host import Array
-
-__all__ = ["Link", "Script", "memory"]
 
 MOST_VIEWS = 256
 """Pieces of memory in one call; the kernel takes 1024 at most."""
@@ -27,7 +26,7 @@ Script: TypeAlias = Iterator["memoryview | None"]
 """Gives the memory for the next bytes when the last bytes are in place; None while it has none."""
 
 
-class Link:
+class TcpLink:
     """Sends and receives without waiting, and without a header: both ends know all lengths. Owns ``sock``.
 
     ``position`` is that of the other member.
@@ -176,3 +175,35 @@ def _is_within_host(sock: socket.socket) -> bool:
 def memory(array: Array) -> memoryview:
     """The bytes of ``array``."""
     return array.view("u1").data
+
+
+WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+MOST_BYTES = 1 << 18
+"""Of one call, which tells nothing before all of them have gone: a member that sends for long would look silent."""
+
+
+class SecureLink(TcpLink):
+    """See :class:`TcpLink`. The data is copied once more on each side."""
+
+    hides_data = True
+
+    def __init__(self, sock: ssl.SSLSocket, position: int) -> None:
+        super().__init__(sock, position)
+        self._secure = sock
+
+    def part(self) -> None:
+        """See :class:`TcpLink`."""
+        with suppress(OSError):
+            self._secure.send(PARTING)
+
+    def _send_some(self) -> int:
+        try:
+            return self._secure.send(self._unsent[0][:MOST_BYTES])  # after a wait the same bytes: TLS insists on it
+        except WAITS:
+            raise BlockingIOError from None
+
+    def _receive_some(self, target: memoryview) -> int:
+        try:
+            return self._secure.recv_into(target)
+        except WAITS:
+            raise BlockingIOError from None

@@ -10,12 +10,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from collectives.backends.group import Group
-from collectives.backends.placement import Placement, current_core
+from collectives.backends.base import Group
 from collectives.backends.tcp.ballot import (
     RIDING,
     Ballot,
-    Disagreement,
+    BallotDisagreement,
     Question,
     Views,
     check_length,
@@ -23,10 +22,9 @@ from collectives.backends.tcp.ballot import (
     length_of,
     scatter,
 )
-from collectives.backends.tcp.link import Link, Script
+from collectives.backends.tcp.link import Script, TcpLink
 from collectives.backends.tcp.pump import Pump
-
-__all__ = ["Mesh"]
+from collectives.cores import Placement, current_core
 
 HEAD = struct.Struct("<IIi")
 
@@ -34,7 +32,7 @@ HEAD = struct.Struct("<IIi")
 class Mesh(Ballot):
     """See :class:`Ballot`, for a member of ``group``."""
 
-    def __init__(self, group: Group, links: Mapping[int, Link], pump: Pump) -> None:
+    def __init__(self, group: Group, links: Mapping[int, TcpLink], pump: Pump) -> None:
         super().__init__(links, pump, RIDING)
         self._group = group
         here = group.hosts[group.position]
@@ -72,7 +70,7 @@ class Mesh(Ballot):
         self._await(self._is_decided, lambda: question.waiting(sorted(self._absent)), self._look_around)
         if self._differs:
             self._break_off()
-            raise Disagreement
+            raise BallotDisagreement
         question.agreed()
         self._all_agree = True
 

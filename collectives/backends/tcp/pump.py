@@ -1,19 +1,66 @@
-"""Moves the data of all links of a member, and waits for the other members."""
+"""Sleep until a link can send or receive, or until another thread says that this member must look up."""
 
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
-from collectives.backends.base import OnWait, ignore_waits
-from collectives.backends.group import Group
-from collectives.backends.tcp.link import Link
-from collectives.backends.tcp.poller import Poller
+from collectives.backends.base import Group, OnWait, ignore_waits
+from collectives.backends.tcp.link import TcpLink
 
-__all__ = ["Pump"]
+HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+class Poller:
+    """For one thread; only :meth:`ring` may be called on others, and not after :meth:`close`."""
+
+    def __init__(self) -> None:
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._bell, select.POLLIN)
+        self._events: dict[int, int] = {}
+
+    def sleep(self, links: Iterable[TcpLink], seconds: float) -> set[int]:
+        """Return when one of ``links`` can go on, after ``seconds``, or at once after :meth:`ring`.
+
+        Returns the descriptors of the links that have hung up.
+        """
+        for link in links:
+            self._await(link.descriptor, _events(link))
+        return {descriptor for descriptor, events in self._poll.poll(seconds * 1000.0) if events & HANG_UP}
+
+    def _await(self, descriptor: int, events: int) -> None:
+        if self._events.get(descriptor, 0) == events:
+            return
+        self._events[descriptor] = events
+        if events:
+            self._poll.register(descriptor, events)
+        else:
+            self._poll.unregister(descriptor)
+
+    def ring(self) -> None:
+        """End the present sleep and all later ones."""
+        os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        os.close(self._bell)
+
+
+def _events(link: TcpLink) -> int:
+    """The events that let this member go on.
+
+    The end of a link would end each sleep, also where it is no news: after the link has parted, and while there is no
+    memory for data that has come before the end.
+    """
+    work = link.is_sending * select.POLLOUT | link.can_receive * select.POLLIN
+    is_blocked = link.is_receiving and not link.can_receive
+    return work if link.has_parted or is_blocked else work | select.POLLRDHUP
+
 
 SPINS = 100
 """Looks at links, with a yield after all of them, before this member sleeps. None where ranks share cores: a member
@@ -31,7 +78,7 @@ class Pump:
     ``timeout`` bounds a silence of the other members, in seconds. ``crowded``: the host has more ranks than cores.
     """
 
-    def __init__(self, group: Group, links: Sequence[Link], timeout: float, crowded: bool) -> None:
+    def __init__(self, group: Group, links: Sequence[TcpLink], timeout: float, crowded: bool) -> None:
         self._group = group
         self._links = links
         self._timeout = timeout
@@ -176,7 +223,7 @@ class Pump:
         for link in self._links:
             link.shut_down()
 
-    def _lost(self, link: Link, error: OSError) -> PeerLostError:
+    def _lost(self, link: TcpLink, error: OSError) -> PeerLostError:
         where = [link.position]
         return PeerLostError(
             f"the connection to {self._group.describe(where)} is gone; form a new job ({error})",

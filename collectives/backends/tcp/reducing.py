@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from collectives.backends.host import Array
-from collectives.backends.tcp.link import Link, Script, memory
+from collectives.backends.tcp.link import Script, TcpLink, memory
 from collectives.kernels.reduction import Reduction
 from collectives.kernels.segments import Segments
-
-__all__ = ["Data", "SliceReduction", "Span", "even_spans", "scratch_shape"]
 
 PIECE = 1 << 18
 LEAST_PIECE = 1 << 14
@@ -46,7 +44,7 @@ class SliceReduction:
     ``scratch`` has the shape of :func:`scratch_shape`.
     """
 
-    def __init__(self, position: int, links: Mapping[int, Link], data: Data, how: Reduction, scratch: Array) -> None:
+    def __init__(self, position: int, links: Mapping[int, TcpLink], data: Data, how: Reduction, scratch: Array) -> None:
         self._position = position
         self._links = links
         self._data = data

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from collectives.api import DType
-from collectives.backends.base import OnWait
-from collectives.backends.group import Group
-from collectives.backends.host import Array, Bytes
+from collectives.backends.base import Group, OnWait, Vote
+from collectives.backends.host import Array, Bytes, Workspace
 from collectives.backends.phases import phase
-from collectives.backends.tcp.ballot import Ballot, Views
-from collectives.backends.tcp.hub import Hub
-from collectives.backends.tcp.link import Link, Script, memory
+from collectives.backends.tcp.ballot import Ballot, BallotDisagreement, Views
+from collectives.backends.tcp.link import Script, TcpLink, memory
 from collectives.backends.tcp.mesh import Mesh
 from collectives.backends.tcp.pump import Pump
 from collectives.backends.tcp.reducing import Data, SliceReduction, scratch_shape
-from collectives.backends.tcp.spoke import Spoke
-from collectives.backends.tcp.star import HUB
+from collectives.backends.tcp.star import HUB, Hub, Spoke
 from collectives.backends.transport import Message, PointToPoint, parts
-from collectives.backends.workspace import Workspace
 from collectives.kernels.reduction import Reduction
-
-__all__ = ["TcpTransport"]
 
 CHAIN = 1 << 17
 CHAIN_PIECE = 1 << 17
@@ -41,7 +35,7 @@ class TcpTransport(PointToPoint):
     name = "tcp"
 
     def __init__(
-        self, group: Group, links: Mapping[int, Link], timeout: float, crowded: bool, in_star: bool = False
+        self, group: Group, links: Mapping[int, TcpLink], timeout: float, crowded: bool, in_star: bool = False
     ) -> None:
         self._links = links
         self._pump = Pump(group, list(links.values()), timeout, crowded)
@@ -182,9 +176,43 @@ def _views(arrays: Mapping[int, Sequence[Array]]) -> dict[int, Views]:
     return {position: list(map(memory, parts)) for position, parts in arrays.items()}
 
 
-def _passed_on(views: Sequence[memoryview], link: Link | None) -> Script:
+def _passed_on(views: Sequence[memoryview], link: TcpLink | None) -> Script:
     """Receive ``views``, and send each of them over ``link``."""
     for view in views:
         yield view
         if link is not None:
             link.send((view,))
+
+
+class TcpVote(Vote):
+    """The first exchange of an operation carries the values. Before it, an operation writes to no destination."""
+
+    def __init__(self, transport: TcpTransport) -> None:
+        self._transport = transport
+        self._ballot = transport.ballot
+
+    def attempt(
+        self,
+        value: int,
+        call: Callable[[], None],
+        waiting: Callable[[list[int]], None],
+        agreed: Callable[[], None],
+    ) -> bool:
+        """See :class:`Vote`."""
+        self._ballot.ask(value, waiting, agreed)
+        try:
+            call()
+            self._transport.check()  # if the operation had nothing to exchange
+        except BallotDisagreement:
+            return False
+        finally:
+            self._ballot.withdraw()
+        return True
+
+    def decline(self) -> None:
+        """See :class:`Vote`."""
+        self._ballot.decline()
+
+    def hurry(self) -> None:
+        """See :class:`Vote`."""
+        self._ballot.flush()

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgpack
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError, ShutDownError
-from collectives.rendezvous.client import RendezvousClient
-from collectives.retries import attempts
+from collectives.net.attempts import attempts
+from collectives.store.client import RendezvousClient
 from executors.api import ExecutorError, JobSecret, StartTimeoutError
 from hvd_cluster.data.compute import names
 from hvd_cluster.data.compute.presence import Presence

@@ -1,6 +1,6 @@
 """Which processes of a compute service live: each holds a connection to the service, and sends a word now and then.
 
-The frames are those of :mod:`executors.hosts.link`, so each proves that its sender knows the secret. A process that
+The frames are those of :mod:`executors.job.connection`, so each proves that its sender knows the secret. A process that
 ends without a farewell, or that is silent for longer than it promised, is lost.
 """
 
@@ -16,14 +16,11 @@ from typing import NamedTuple
 
 import msgpack
 
-from collectives.control.sockets import end_in_silence
-from collectives.rendezvous.server import everywhere
+from collectives.net.sockets import end_in_silence
+from collectives.store.server import everywhere
 from executors.api import ExecutorError, JobSecret
-from executors.hosts.admission import admit
-from executors.hosts.link import LONGEST_HELLO, NONCE_BYTES, Opener, Sealer, keys
-from executors.listening import ServerThread, receive
-from executors.local.frames import Frames
-from executors.reception import STOP_SECONDS, Reception
+from executors.job.connection import LONGEST_HELLO, NONCE_BYTES, Frames, Opener, Sealer, admit, keys
+from executors.job.server import STOP_SECONDS, Reception, ServerThread, receive
 
 __all__ = ["Presence", "PresenceServer"]
 

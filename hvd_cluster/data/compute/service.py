@@ -10,8 +10,8 @@ from types import TracebackType
 import msgpack
 
 from collectives.api import CollectiveTimeoutError, SettingsError
-from collectives.interfaces import LOOPBACK, address_of, names
-from collectives.rendezvous.server import RendezvousServer, everywhere
+from collectives.net.interfaces import LOOPBACK, address_of, names
+from collectives.store.server import RendezvousServer, everywhere
 from executors.api import ExecutorError, JobSecret
 from hvd_cluster.data.compute.names import END, PLAN
 from hvd_cluster.data.compute.presence import PresenceServer

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import keras
 
 from collectives.api import InvalidRequestError
-from hvd_cluster.optimizer.lists import ListBinding
-from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.lists import ListBinding
 
-__all__ = ["Backend", "Operations", "backend", "in_graph"]
+__all__ = ["KerasBackend", "Operations", "backend", "in_graph"]
 
 KNOWN = ("tensorflow", "torch", "jax")
 
@@ -32,7 +32,7 @@ class Operations(Protocol):
         """This rank's rows of the result."""
 
 
-class Backend(Protocol):
+class KerasBackend(Protocol):
     """A module for a framework."""
 
     def lists(self, device_dense: str, device_sparse: str) -> ListBinding:
@@ -48,18 +48,18 @@ class Backend(Protocol):
         """
 
 
-def backend() -> Backend:
+def backend() -> KerasBackend:
     """The module for the backend that Keras uses; InvalidRequestError for one that is not supported."""
     name = keras.backend.backend()
     if name not in KNOWN:
         raise InvalidRequestError(f"Keras runs on {name!r}; set KERAS_BACKEND to one of: {', '.join(KNOWN)}")
     module: Any = import_module(f"{__name__}.on_{name}")
-    result: Backend = module
+    result: KerasBackend = module
     return result
 
 
 def in_graph(value: Any) -> Operations | None:
-    """See :class:`Backend`; None on backends that are not supported."""
+    """See :class:`KerasBackend`; None on backends that are not supported."""
     return backend().in_graph(value) if keras.backend.backend() in KNOWN else None
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from collectives.api import UnsupportedRequestError
+from hvd_cluster.gradients.lists import ListBinding
 from hvd_cluster.jax.arrays import is_traced
 from hvd_cluster.jax.lists import JaxLists, total
 from hvd_cluster.keras.backends import Operations
-from hvd_cluster.optimizer.lists import ListBinding
 
 __all__ = ["in_graph", "lists", "total"]
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from collectives.api import ReduceOp
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.lists import ListBinding
 from hvd_cluster.keras.backends import Operations
-from hvd_cluster.optimizer.lists import ListBinding
-from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.tensorflow import mpi_ops
 from hvd_cluster.tensorflow.mpi_ops import _allreduce
 from hvd_cluster.tensorflow.operations.calls import makes_nodes
 from hvd_cluster.tensorflow.optimizer.binding import TensorFlowLists
-
-__all__ = ["in_graph", "lists", "total"]
 
 
 def lists(device_dense: str, device_sparse: str) -> ListBinding:

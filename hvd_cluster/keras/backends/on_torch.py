@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from collectives.api import ReduceOp
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.lists import ListBinding
 from hvd_cluster.keras.backends import Operations
-from hvd_cluster.optimizer.lists import ListBinding
-from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.mpi_ops import allreduce
 from hvd_cluster.torch.optimizer.lists import TorchLists
-
-__all__ = ["in_graph", "lists", "total"]
 
 
 def lists(device_dense: str, device_sparse: str) -> ListBinding:

@@ -3,10 +3,13 @@
 from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.session import drain
 from hvd_cluster.elastic.state import ObjectState, State
-from hvd_cluster.keras.elastic.batches import rest_of_epoch
-from hvd_cluster.keras.elastic.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
-from hvd_cluster.keras.elastic.loop import run
-from hvd_cluster.keras.elastic.state import KerasState
+from hvd_cluster.keras.elastic.callbacks import (
+    CommitStateCallback,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+    rest_of_epoch,
+)
+from hvd_cluster.keras.elastic.state import KerasState, run
 
 __all__ = [
     "CommitStateCallback",

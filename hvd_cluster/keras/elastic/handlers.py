@@ -10,14 +10,12 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster import basics
+from hvd_cluster.core import basics
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.keras import variables
 from hvd_cluster.keras.elastic.changes import changes
 from hvd_cluster.keras.optimizer.distributed import Distributed
 from hvd_cluster.keras.optimizer.passes import Passes
-
-__all__ = ["ModelHandler", "OptimizerHandler", "VariablesHandler"]
 
 Copies = dict[int, npt.NDArray[Any]]
 """By the position of the variable."""

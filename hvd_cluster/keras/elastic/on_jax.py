@@ -10,14 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvd_cluster.jax import rescue
+from hvd_cluster.jax import arrays
 from hvd_cluster.jax.arrays import is_gone, is_lost, wait
 from hvd_cluster.keras import variables as values_of
 from hvd_cluster.keras.elastic.changes import Changes
 from hvd_cluster.keras.optimizer.adjustments import adjust
 from hvd_cluster.keras.optimizer.distributed import Distributed
-
-__all__ = ["ByIdentity", "save_variables"]
 
 
 class ByIdentity(Changes):
@@ -42,7 +40,7 @@ class ByIdentity(Changes):
 
     def survive(self) -> bool:
         """See :class:`Changes`."""
-        return all(map(rescue.is_covered, self._variables))
+        return all(map(arrays.is_covered, self._variables))
 
 
 def _differ(variable: Any, before: Any) -> bool:
@@ -51,7 +49,7 @@ def _differ(variable: Any, before: Any) -> bool:
 
 def _put_back(variable: Any) -> bool:
     """Whether ``variable`` was lost, and has the values again that the failed step has saved."""
-    contents = rescue.take(variable) if is_lost(variable._value) else None
+    contents = arrays.take(variable) if is_lost(variable._value) else None
     if contents is None:
         return False
     values = np.frombuffer(contents, np.dtype(variable.dtype)).reshape(tuple(variable.shape))
@@ -83,4 +81,4 @@ def _wrap(kind: Any) -> None:
 def _saving(variables: Sequence[Any], values: Sequence[Any]) -> Any:
     """Nothing is saved where the lists do not fit, which Keras reports, or where arrays have several devices."""
     fits = len(variables) == len(values) and keras.distribution.distribution() is None
-    return rescue.saving(variables, values) if fits else nullcontext()
+    return arrays.saving(variables, values) if fits else nullcontext()

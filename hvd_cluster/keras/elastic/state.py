@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import keras
 
 from collectives.api import InvalidRequestError
+from hvd_cluster.elastic import loop
 from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.handlers import HandledState, Registry, SamplerStateHandler, StateDictHandler
+from hvd_cluster.elastic.loop import Recoverable
 from hvd_cluster.elastic.parts import Part
-from hvd_cluster.elastic.portions import Portions
 from hvd_cluster.elastic.sampler import ElasticPartition
-from hvd_cluster.elastic.watchers import watchers
+from hvd_cluster.elastic.shard_progress import ShardProgress
+from hvd_cluster.elastic.state import watchers
+from hvd_cluster.keras.elastic.changes import watch
 from hvd_cluster.keras.elastic.handlers import ModelHandler, OptimizerHandler
-from hvd_cluster.keras.elastic.steps import watch
 from hvd_cluster.keras.variables import build_optimizer, require_variables, settle
-
-__all__ = ["KerasState"]
 
 _REGISTRY: Registry = [
     (ElasticPartition, SamplerStateHandler),
     (GlobalBatches, StateDictHandler),
-    (Portions, StateDictHandler),
+    (ShardProgress, StateDictHandler),
     (keras.Model, ModelHandler),
     (keras.optimizers.Optimizer, OptimizerHandler),
 ]
@@ -66,3 +67,30 @@ def _require_built(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise InvalidRequestError(f"model is a {type(model).__name__}; give a keras.Model")
     require_variables(model)
+
+
+P = ParamSpec("P")
+S = TypeVar("S", bound=Recoverable)
+T = TypeVar("T")
+Errors: TypeAlias = Callable[[], AbstractContextManager[object]]
+
+
+def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """As :func:`hvd_cluster.elastic.run`. A collective that fails in a compiled step counts like any other; steps that
+    are compiled already go on with the new ranks.
+    """
+    return loop.run_inside(_errors(), func)
+
+
+def _errors() -> Errors:
+    """A context manager that raises the engine's errors in place of the errors of the backend."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        from hvd_cluster.tensorflow.errors import engine_errors as of_tensorflow
+
+        return of_tensorflow
+    if backend == "jax":
+        from hvd_cluster.jax.calls import engine_errors as of_jax
+
+        return of_jax
+    return nullcontext

@@ -12,11 +12,9 @@ from typing import Any
 import keras
 
 from hvd_cluster.comparison.twins import stamp_of
+from hvd_cluster.gradients.lists import ListBinding, ListCombiner
+from hvd_cluster.gradients.targets import Target, positional
 from hvd_cluster.keras.optimizer.passes import Passes
-from hvd_cluster.optimizer.lists import ListBinding, ListCombiner
-from hvd_cluster.optimizer.targets import Target, positional
-
-__all__ = ["Distributed", "Exchange", "targets_of", "wrap"]
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,9 @@ from typing import Any
 import keras
 
 from collectives.api import InvalidRequestError
+from hvd_cluster.gradients.lists import ListBinding
+from hvd_cluster.gradients.targets import Target
 from hvd_cluster.keras.variables import view
-from hvd_cluster.optimizer.lists import ListBinding
-from hvd_cluster.optimizer.targets import Target
-
-__all__ = ["Passes"]
 
 Tensor = Any
 

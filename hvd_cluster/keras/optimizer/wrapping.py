@@ -7,19 +7,17 @@ from typing import Any
 import keras
 
 from collectives.api import InvalidRequestError, ReduceOp
-from hvd_cluster.compression import GradientCompression
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.gradients.compression import GradientCompression
+from hvd_cluster.gradients.lists import ListCombiner
+from hvd_cluster.gradients.options import Groups, Options, as_groups, check_passes
+from hvd_cluster.gradients.targets import trainable_weights
 from hvd_cluster.keras.backends import backend
 from hvd_cluster.keras.compression import Compression
 from hvd_cluster.keras.optimizer.adjustments import adjust
 from hvd_cluster.keras.optimizer.distributed import Distributed, Exchange, wrap
 from hvd_cluster.keras.optimizer.passes import Passes
-from hvd_cluster.operations.arguments import choose_op
-from hvd_cluster.optimizer.layers import trainable_weights
-from hvd_cluster.optimizer.lists import ListCombiner
-from hvd_cluster.optimizer.options import Groups, Options, as_groups, check_passes
-from hvd_cluster.process_sets import ProcessSet, global_process_set
-
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
+from hvd_cluster.ops.arguments import choose_op
 
 
 def DistributedOptimizer(

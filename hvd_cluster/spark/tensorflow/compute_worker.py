@@ -12,12 +12,10 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from executors.spark.session import Session
+from executors.agents.spark.session import Session
 from hvd_cluster.spark import run
 from hvd_cluster.tensorflow.data.compute_service import compute_worker_fn
-from hvd_cluster.tensorflow.data.options import Options
-
-__all__ = ["main"]
+from hvd_cluster.tensorflow.data.config import ServiceOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,12 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises the errors of ``compute_worker_fn`` and of :func:`hvd_cluster.spark.run`.
     """
-    parser = Options.parser("spark-submit ... compute_worker.py")
+    parser = ServiceOptions.parser("spark-submit ... compute_worker.py")
     parser.add_argument(
         "--num-proc", type=int, default=None, help="number of workers; spark.default.parallelism by default"
     )
     given = vars(parser.parse_args(argv))
-    size, options = given.pop("num_proc"), Options(**given)
+    size, options = given.pop("num_proc"), ServiceOptions(**given)
     session = SparkSession.builder.appName("hvd-cluster data service").getOrCreate()
     workers = size or Session(session).default_size()
     if workers is None:

@@ -14,18 +14,16 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any, NoReturn
 
-from hvd_cluster import basics
-from hvd_cluster.objects import broadcast_object
+from hvd_cluster.core import basics
+from hvd_cluster.ops.objects import broadcast_object
 from hvd_cluster.tensorflow.data.compute_service import compute_worker_fn
-from hvd_cluster.tensorflow.data.options import Options
-
-__all__ = ["main"]
+from hvd_cluster.tensorflow.data.config import ServiceOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until the service ends, and return the exit code. Raises the errors of ``compute_worker_fn``."""
-    parser = Options.parser("hvdrun ... python -m hvd_cluster.tensorflow.data.compute_worker")
-    options = Options(**vars(parser.parse_args(argv)))
+    parser = ServiceOptions.parser("hvdrun ... python -m hvd_cluster.tensorflow.data.compute_worker")
+    options = ServiceOptions(**vars(parser.parse_args(argv)))
     # The launcher asks rank 0 to end when another rank has died. It must not end before it has told the readers.
     signal.signal(signal.SIGTERM, _leave)
     basics.init()

@@ -1,9 +1,11 @@
-"""Everything that a process must know to take part in a data service, as a value and as a file."""
+"""Everything that a process must know to take part in a data service, and the options of the commands that serve."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Mapping
@@ -12,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from executors.api import StartTimeoutError
-from hvd_cluster.data.compute import ComputeClient
-
-__all__ = ["TfDataServiceConfig"]
+from hvd_cluster.data.compute import ComputeClient, ComputeService
 
 SIDES = ("compute", "training")
 POLL_SECONDS = 0.2
@@ -99,3 +99,58 @@ class TfDataServiceConfig:
             return TfDataServiceConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not the configuration of a data service ({error!r})") from error
+
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """The data service that a command line asks for."""
+
+    configfile: str
+    dispatchers: int
+    dispatcher_side: str
+    timeout: float
+
+    @staticmethod
+    def parser(usage: str) -> argparse.ArgumentParser:
+        """A parser of these options for the command ``usage``."""
+        parser = argparse.ArgumentParser(
+            usage=f"{usage} CONFIGFILE [options]", description="Serve data for training with tf.data."
+        )
+        parser.add_argument("configfile", metavar="CONFIGFILE", help="file to write, which the training job reads")
+        parser.add_argument("--dispatchers", type=int, default=1, help="number of dispatchers; 1 by default")
+        parser.add_argument(
+            "--dispatcher-side",
+            choices=SIDES,
+            default="compute",
+            help="where the dispatchers run: beside the workers (compute, the default), or in the training ranks",
+        )
+        parser.add_argument(
+            "--timeout", type=float, default=60, help="seconds to wait for dispatchers and workers; 60 by default"
+        )
+        return parser
+
+    def service(self, size: int) -> tuple[ComputeService, TfDataServiceConfig]:
+        """A new compute service for ``size`` workers, with a new key, and its configuration, which is written.
+
+        The caller ends the service. Raises ValueError unless the workers can be shared out, OSError for the file.
+        """
+        if self.dispatchers < 1 or size % self.dispatchers:
+            raise ValueError(
+                f"{size} workers cannot be shared out among --dispatchers {self.dispatchers}; use a number of workers "
+                "that is a multiple"
+            )
+        each, key = size // self.dispatchers, secrets.token_bytes(KEY_BYTES)
+        service = ComputeService(self.dispatchers, each, key)
+        try:
+            addresses = service.addresses()
+            config = TfDataServiceConfig(
+                self.dispatchers, each, self.dispatcher_side, addresses, key, timeout=self.timeout
+            )
+            config.write(self.configfile)
+        except BaseException:
+            service.shutdown()
+            raise
+        return service, config

@@ -10,12 +10,10 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from collectives.api import SettingsError
-from collectives.interfaces import LOOPBACK
-from executors import host
+from collectives.net.interfaces import LOOPBACK
+from executors.job import host
 from hvd_cluster.data.compute import ComputeClient
 from hvd_cluster.tensorflow.data.config import TfDataServiceConfig
-
-__all__ = ["dispatcher", "worker"]
 
 HEARTBEAT_MS = 1000
 

@@ -3,9 +3,7 @@
 from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.session import drain
 from hvd_cluster.elastic.state import ObjectState, State
-from hvd_cluster.tensorflow.elastic.keras_state import TensorFlowKerasState
-from hvd_cluster.tensorflow.elastic.loop import run
-from hvd_cluster.tensorflow.elastic.state import TensorFlowState
+from hvd_cluster.tensorflow.elastic.state import TensorFlowKerasState, TensorFlowState, run
 
 __all__ = [
     "GlobalBatches",

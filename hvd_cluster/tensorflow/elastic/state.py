@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy.typing as npt
 import tensorflow as tf
 
 from collectives.api import InvalidRequestError
-from hvd_cluster import basics
+from hvd_cluster.core import basics
+from hvd_cluster.elastic import loop
 from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.handlers import HandledState, Registry, SnapshotHandler, StateDictHandler
-from hvd_cluster.elastic.portions import Portions
-from hvd_cluster.operations.arrays import broadcast_all
-
-__all__ = ["TensorFlowState", "VariablesHandler"]
+from hvd_cluster.elastic.loop import Recoverable
+from hvd_cluster.elastic.shard_progress import ShardProgress
+from hvd_cluster.keras.elastic.state import KerasState
+from hvd_cluster.ops.arrays import broadcast_all
+from hvd_cluster.tensorflow.errors import engine_errors
 
 
 class Variables:
@@ -70,7 +72,7 @@ class VariablesHandler(SnapshotHandler):
 
 _REGISTRY: Registry = [
     (GlobalBatches, StateDictHandler),
-    (Portions, StateDictHandler),
+    (ShardProgress, StateDictHandler),
     (Variables, VariablesHandler),
 ]
 
@@ -92,3 +94,22 @@ class TensorFlowState(HandledState):
         if not found:
             raise InvalidRequestError("there are no variables; in eager mode, give them: TensorFlowState([v, w])")
         super().__init__(_REGISTRY, variables=Variables(found, session), **kwargs)
+
+
+class TensorFlowKerasState(KerasState):
+    """A :class:`~hvd_cluster.keras.elastic.KerasState`; ``backend`` is accepted for compatibility and not needed."""
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer, **kwargs)
+
+
+P = ParamSpec("P")
+S = TypeVar("S", bound=Recoverable)
+T = TypeVar("T")
+
+
+def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """As :func:`hvd_cluster.elastic.run`. A collective that fails in a graph counts like any other; functions that are
+    traced already go on with the new ranks.
+    """
+    return loop.run_inside(engine_errors, func)

@@ -6,9 +6,9 @@ from typing import Any
 
 import hvd_cluster.keras as keras_binding
 from collectives.api import ReduceOp
-from hvd_cluster.compression import GradientCompression, NoneCompressor
-from hvd_cluster.optimizer.options import Groups
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.gradients.compression import GradientCompression, NoneCompressor
+from hvd_cluster.gradients.options import Groups
 
 __all__ = ["DistributedOptimizer"]
 

@@ -11,20 +11,18 @@ from collectives.api import Operation, ReduceOp
 from collectives.buffers import Buffer
 from collectives.engine.engine import Engine
 from collectives.engine.work import Destination, Work
-from hvd_cluster import basics
+from hvd_cluster.core import basics
 from hvd_cluster.graphs.lanes import Lane
-from hvd_cluster.operations import submission
-from hvd_cluster.operations.arguments import as_factor
-from hvd_cluster.tensorflow.kernels.node import FIRST, Node
-from hvd_cluster.tensorflow.native.construction import Construction
+from hvd_cluster.ops import submission
+from hvd_cluster.ops.arguments import as_factor
+from hvd_cluster.tensorflow.kernels.node import FIRST, GraphNode
 from hvd_cluster.tensorflow.native.context import Context
-
-__all__ = ["Allgather", "Allreduce", "Alltoall", "Broadcast", "Collective", "Reducescatter"]
+from hvd_cluster.tensorflow.native.registration import Construction
 
 Pair = tuple[Buffer, Destination]
 
 
-class Collective(Node):
+class CollectiveKernel(GraphNode):
     """One node. ``grouped``: its tensors are a group. A run reads and writes the memory of TensorFlow's own tensors."""
 
     operation: Operation
@@ -47,7 +45,7 @@ class Collective(Node):
         """The memory to read and the memory to write for a tensor."""
 
     def run(self, context: Context) -> None:
-        """See :class:`Node`."""
+        """See :class:`GraphNode`."""
         if self.grouped:
             super().run(context)
             return
@@ -57,7 +55,7 @@ class Collective(Node):
         self.finish(context, engine, [self._submit(context, engine, self.name, wait=True)])
 
     def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:
-        """See :class:`Node`."""
+        """See :class:`GraphNode`."""
         name = self.name_in(lane)
         if not self.grouped:
             return [self._submit(context, engine, name, wait=False)]
@@ -81,7 +79,7 @@ def _reduction(construction: Construction) -> dict[str, Any]:
     }
 
 
-class _OfOtherShape(Collective):
+class _OfOtherShape(CollectiveKernel):
     """The shape of an output depends on the tensors of all ranks.
 
     A rank may ask for memory before it knows the shape: it attempts what ran last, and others have other sizes now. So
@@ -93,12 +91,12 @@ class _OfOtherShape(Collective):
         return source, partial(context.candidate, index, source.dtype)
 
     def finish(self, context: Context, engine: Engine, works: Sequence[Work]) -> None:
-        """See :class:`Node`."""
+        """See :class:`GraphNode`."""
         for index, work in enumerate(works):
             context.give(index, work.result())
 
 
-class Allreduce(Collective):
+class Allreduce(CollectiveKernel):
     """HorovodAllreduce, HorovodGroupedAllreduce."""
 
     operation = Operation.ALLREDUCE
@@ -110,7 +108,7 @@ class Allreduce(Collective):
         return context.same(index)
 
 
-class Broadcast(Collective):
+class Broadcast(CollectiveKernel):
     """HorovodBroadcast, HorovodGroupedBroadcast."""
 
     operation = Operation.BROADCAST

@@ -1,4 +1,4 @@
-"""Where TensorFlow calls Python: the three functions of each kernel. None of them raises."""
+"""A run of a kernel, whose errors are those of the engine."""
 
 from __future__ import annotations
 
@@ -10,27 +10,32 @@ from itertools import count
 from typing import Protocol
 
 from hvd_cluster.graphs import beginnings
-from hvd_cluster.tensorflow.errors import as_status
-from hvd_cluster.tensorflow.kernels.context import RunContext
-from hvd_cluster.tensorflow.kernels.members import Join
-from hvd_cluster.tensorflow.kernels.node import Node
-from hvd_cluster.tensorflow.native.construction import Construction
+from hvd_cluster.tensorflow.errors import ABANDONED, as_status
+from hvd_cluster.tensorflow.kernels.node import GraphNode, JoinKernel
+from hvd_cluster.tensorflow.native.context import Context
 from hvd_cluster.tensorflow.native.done import Done, take
-from hvd_cluster.tensorflow.native.library import long_calls
-from hvd_cluster.tensorflow.native.registration import Definition, register
-from hvd_cluster.tensorflow.native.status import status_of
-
-__all__ = ["Kernel", "calling", "make_known"]
+from hvd_cluster.tensorflow.native.library import long_calls, status_of
+from hvd_cluster.tensorflow.native.registration import Construction, Definition, register
 
 
-class Kernel(Protocol):
+class RunContext(Context):
+    """See :class:`hvd_cluster.graphs.run.KernelContext`."""
+
+    __slots__ = ()
+
+    def report(self, error: BaseException | None = None) -> None:
+        """The user gets TensorFlow's error for ``error``; without one, that of an abandoned run."""
+        self.fail(*(ABANDONED if error is None else as_status(error)))
+
+
+class OpKernel(Protocol):
     """The computation of a node, each time that TensorFlow reaches it."""
 
     def run(self, context: RunContext) -> None:
         """Set the outputs before it returns; an exception becomes the error of the node."""
 
 
-_kernels: dict[int, Kernel] = {}
+_kernels: dict[int, OpKernel] = {}
 _numbers = count(1)
 _callers: set[int] = set()
 
@@ -50,12 +55,12 @@ def _is_called() -> bool:
     return threading.get_ident() in _callers
 
 
-def make_known(definition: Definition, make: Callable[[Construction], Kernel]) -> None:
+def make_known(definition: Definition, make: Callable[[Construction], OpKernel]) -> None:
     """Let TensorFlow know an op; ``make`` makes the kernel of a node."""
     register(definition, partial(_create, make), _compute, _delete)
 
 
-def _create(make: Callable[[Construction], Kernel], pointer: int) -> int:
+def _create(make: Callable[[Construction], OpKernel], pointer: int) -> int:
     construction = Construction(pointer)
     try:
         kernel = make(construction)
@@ -74,7 +79,7 @@ def _delete(number: int) -> None:
 
 def _compute(number: int, pointer: int, callback: int) -> None:
     kernel, context = _kernels[number], RunContext(pointer)
-    if isinstance(kernel, Node | Join) and not _is_called():
+    if isinstance(kernel, GraphNode | JoinKernel) and not _is_called():
         done = take(callback)
         if done is not None:
             _begin(kernel, context, done)
@@ -88,9 +93,9 @@ def _compute(number: int, pointer: int, callback: int) -> None:
         end()
 
 
-def _begin(kernel: Node | Join, context: RunContext, done: Done) -> None:
+def _begin(kernel: GraphNode | JoinKernel, context: RunContext, done: Done) -> None:
     """Let another thread end the run."""
-    if isinstance(kernel, Node):
+    if isinstance(kernel, GraphNode):
         beginnings.begin(kernel, context, done)
     else:
         beginnings.begin_join(kernel, context, done)

@@ -6,23 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 
-from collectives.api import HorovodInternalError
+from collectives.api import HorovodInternalError, Operation, Request
 from collectives.engine.engine import Engine
 from collectives.engine.work import Work
-from hvd_cluster import basics
 from hvd_cluster.comparison.rosters import NodeNaming
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.graphs.lanes import Lane, LaneChooser
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.arguments import process_set_id
+from hvd_cluster.ops.submission import label_of
 from hvd_cluster.tensorflow.naming import Naming, place_of
-from hvd_cluster.tensorflow.native.construction import Construction
 from hvd_cluster.tensorflow.native.context import Context
-
-__all__ = ["FIRST", "Node", "set_with", "synchronize"]
+from hvd_cluster.tensorflow.native.registration import Construction
 
 FIRST = Lane()
 
 
-class Node(ABC):
+class GraphNode(ABC):
     """``name`` is None in eager mode, for calls without one. ``lanes`` chooses the lane of a run.
 
     A node of gradients gets its name in each world.
@@ -90,3 +90,36 @@ def synchronize(engine: Engine, works: Sequence[Work]) -> None:
             with suppress(HorovodInternalError):  # the names must be free
                 engine.synchronize(work)
         raise
+
+
+class BarrierKernel(GraphNode):
+    """HorovodBarrier."""
+
+    def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:
+        """See :class:`GraphNode`."""
+        name = self.name_in(lane)
+        process_set = process_set_id(self.process_set)
+        request = Request(label_of(Operation.BARRIER, name), Operation.BARRIER, process_set=process_set)
+        return [engine.submit(request, None, None, unnamed=name is None)]
+
+
+class JoinKernel:
+    """HorovodJoin. A rank that has joined stays so until all have, also if the run of the graph fails meanwhile."""
+
+    def __init__(self, construction: Construction) -> None:
+        self.process_set = set_with(construction.integer("process_set_id"))
+
+    def run(self, context: Context) -> None:
+        """Wait, and set the output."""
+        self.put(context, self.wait(basics.engine()))
+
+    def wait(self, engine: Engine) -> int:
+        """Return the last rank when all have joined."""
+        return engine.join(process_set_id(self.process_set))
+
+    def put(self, context: Context, last: int) -> None:
+        """Set the output."""
+        context.output(0, ()).host[0] = last
+
+    def finish(self, context: Context, engine: Engine, works: Sequence[Work]) -> None:
+        """Does nothing: the thread that waits sets the output."""

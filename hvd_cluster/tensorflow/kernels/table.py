@@ -1,26 +1,57 @@
-"""All ops: their definitions, under Horovod's names, and their kernels."""
+"""The kernels of numbers that are known when the graph runs: an elastic job changes them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
-from hvd_cluster import basics
+from hvd_cluster.core import basics
 from hvd_cluster.tensorflow.kernels.collective import (
     Allgather,
     Allreduce,
     Alltoall,
     Broadcast,
-    Collective,
+    CollectiveKernel,
     Reducescatter,
 )
 from hvd_cluster.tensorflow.kernels.entry import make_known
-from hvd_cluster.tensorflow.kernels.members import Barrier, Join
-from hvd_cluster.tensorflow.kernels.numbers import Number, NumberOfSet, is_included, size_of_set
+from hvd_cluster.tensorflow.kernels.node import BarrierKernel, JoinKernel
 from hvd_cluster.tensorflow.native import shapes
-from hvd_cluster.tensorflow.native.registration import Definition
+from hvd_cluster.tensorflow.native.context import Context
+from hvd_cluster.tensorflow.native.registration import Construction, Definition
 from hvd_cluster.tensorflow.tensors import ALLOWED
 
-__all__ = ["make_all_known"]
+
+def size_of_set(id: int) -> int:
+    """The number of members; InvalidRequestError for an unknown id."""
+    return len(basics.engine().process_sets.ranks(id)) if id else basics.size()
+
+
+def is_included(id: int) -> int:
+    """1 if this rank is a member, else 0; InvalidRequestError for an unknown id."""
+    engine = basics.engine()
+    return int(engine.topology.rank in engine.process_sets.ranks(id))
+
+
+class Number:
+    """A node whose output is the value of a function."""
+
+    def __init__(self, function: Callable[[], int], construction: Construction) -> None:
+        self._function = function
+
+    def run(self, context: Context) -> None:
+        """Set the output."""
+        value = self._function()
+        context.output(0, ()).host[0] = value
+
+
+class NumberOfSet(Number):
+    """As :class:`Number`, of a process set."""
+
+    def __init__(self, function: Callable[[int], int], construction: Construction) -> None:
+        id = construction.integer("process_set_id")
+        super().__init__(lambda: function(id), construction)
+
 
 TYPE = f"T: {{{ALLOWED}}}"
 TYPES = f"T: list({{{ALLOWED}}}) >= 1"
@@ -39,7 +70,7 @@ ROWS = "rows: int64"
 NUMBER = ("number: int32",)
 
 
-def _collective(kind: type[Collective], definition: Definition) -> None:
+def _collective(kind: type[CollectiveKernel], definition: Definition) -> None:
     make_known(definition, partial(kind, grouped="Grouped" in definition.name))
 
 
@@ -59,8 +90,8 @@ def _gathering(definition: Definition) -> Definition:
 def make_all_known() -> None:
     """Register the ops; once in a process."""
     _make_collectives_known()
-    make_known(Definition("HorovodJoin", (), ("last_joined_rank: int32",), (SET,), shapes.scalar), Join)
-    make_known(Definition("HorovodBarrier", (), (), PLACE, None), Barrier)
+    make_known(Definition("HorovodJoin", (), ("last_joined_rank: int32",), (SET,), shapes.scalar), JoinKernel)
+    make_known(Definition("HorovodBarrier", (), (), PLACE, None), BarrierKernel)
     for name, function in {"Rank": basics.rank, "LocalRank": basics.local_rank, "LocalSize": basics.local_size}.items():
         make_known(Definition(f"Horovod{name}", (), NUMBER, (), shapes.scalar), partial(Number, function))
     for name, of_set in {"Size": size_of_set, "ProcessSetIncluded": is_included}.items():

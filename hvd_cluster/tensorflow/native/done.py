@@ -24,8 +24,6 @@ import tensorflow as tf
 
 from hvd_cluster.tensorflow.native.library import long_calls
 
-__all__ = ["Done", "can_take", "is_known", "take"]
-
 logger = logging.getLogger(__name__)
 
 OLDEST, NEWEST = (2, 18), (2, 21)

@@ -19,8 +19,6 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 
 import hvd_cluster
 
-__all__ = ["adjust", "pattern_of", "put_first"]
-
 logger = logging.getLogger(__name__)
 
 _PACKAGE = str(Path(hvd_cluster.__file__).parent) + os.sep

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, c_bool, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ubyte, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-__all__ = [
-    "CREATE",
-    "DELETE",
-    "RUN_ASYNC",
-    "SHAPE",
-    "AllocatorAttributes",
-    "Pointer",
-    "calls",
-    "long_calls",
-]
+from collectives.api import EngineError
 
 Pointer: TypeAlias = "int | None"
 """An address in this process, as ctypes passes it to a callback."""
@@ -124,3 +117,33 @@ calls = _declare(ctypes.PyDLL(_path()))
 """Short calls, which keep the GIL: to release it at each of them would let other threads cut an operation to pieces."""
 long_calls = _declare(ctypes.CDLL(_path()))
 """Calls that may call back into Python on another thread, or take locks of TensorFlow for long: without the GIL."""
+
+
+OK = 0
+
+
+@contextmanager
+def temporary() -> Iterator[int]:
+    """A status for a few calls."""
+    status = calls.TF_NewStatus()
+    try:
+        yield status
+    finally:
+        calls.TF_DeleteStatus(status)
+
+
+@contextmanager
+def checked() -> Iterator[int]:
+    """A status for a few calls; EngineError at the end, unless all of them succeeded."""
+    with temporary() as status:
+        yield status
+        if calls.TF_GetCode(status) != OK:
+            raise EngineError(f"TensorFlow refuses a call of its C API: {calls.TF_Message(status).decode()}")
+
+
+@contextmanager
+def status_of(code: int, message: str) -> Iterator[int]:
+    """A status that reports a failure."""
+    with temporary() as status:
+        calls.TF_SetStatus(status, code, message.encode("utf-8", "replace"))
+        yield status

@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 from hvd_cluster.tensorflow.native.library import SHAPE, calls
 
-__all__ = ["Function", "gathered", "other_rows", "rows_and_vector", "same", "scalar"]
-
 Function: TypeAlias = Callable[[int, int], None]
 
 UNKNOWN = (1 << 64) - 1

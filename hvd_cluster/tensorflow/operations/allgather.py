@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.comparison.rosters import Roster
-from hvd_cluster.operations.arguments import as_group
-from hvd_cluster.operations.gradients import of_group
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.arguments import as_group
+from hvd_cluster.ops.backward import of_group
 from hvd_cluster.tensorflow.operations.attributes import (
     backward_naming,
     collective,
@@ -22,8 +22,6 @@ from hvd_cluster.tensorflow.operations.attributes import (
 )
 from hvd_cluster.tensorflow.operations.calls import call
 from hvd_cluster.tensorflow.tensors import as_bits, is_continuous
-
-__all__ = ["allgather", "grouped_allgather"]
 
 _AVERAGE = reduction_attributes(ReduceOp.AVERAGE, 1.0, 1.0)
 

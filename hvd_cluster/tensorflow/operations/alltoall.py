@@ -7,12 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from collectives.api import InvalidRequestError, Operation
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.operations.attributes import backward_naming, collective, gradient_of, set_attribute, set_of
 from hvd_cluster.tensorflow.operations.calls import call
 from hvd_cluster.tensorflow.tensors import as_bits, as_tensor
-
-__all__ = ["alltoall"]
 
 
 @collective(Operation.ALLTOALL)

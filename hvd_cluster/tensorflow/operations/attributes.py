@@ -9,21 +9,11 @@ from typing import Any, ParamSpec, TypeVar
 import tensorflow as tf
 
 from collectives.api import InvalidRequestError, Operation, ReduceOp
-from hvd_cluster.operations.arguments import as_factor, process_set_id
-from hvd_cluster.operations.gradients import name_of_backward
-from hvd_cluster.operations.refusals import report
-from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.ops.arguments import as_factor, process_set_id
+from hvd_cluster.ops.backward import name_of_backward
+from hvd_cluster.ops.refusals import report
 from hvd_cluster.tensorflow.naming import Naming
-
-__all__ = [
-    "backward_naming",
-    "collective",
-    "gradient_of",
-    "reduction_attributes",
-    "reduction_of",
-    "set_attribute",
-    "set_of",
-]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,7 +23,7 @@ SET = "process_set_id"
 def collective(operation: Operation, group: int | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Make a function a public operation: the other ranks hear of arguments that eager mode refuses here.
 
-    ``group`` is as in :func:`hvd_cluster.operations.refusals.report`. A function that cannot be traced ends the script.
+    ``group`` is as in :func:`hvd_cluster.ops.refusals.report`. A function that cannot be traced ends the script.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -69,7 +59,7 @@ def gradient_of(op: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def set_attribute(process_set: ProcessSet) -> dict[str, Any]:
-    """Of any collective; raises as :func:`hvd_cluster.operations.arguments.process_set_id`."""
+    """Of any collective; raises as :func:`hvd_cluster.ops.arguments.process_set_id`."""
     return {SET: process_set_id(process_set)}
 
 

@@ -1,27 +1,47 @@
-"""Calls an op of ours: at once in eager mode, or as a node of the graph that is being built."""
+"""Loops that TensorFlow vectorizes, as ``tf.vectorized_map`` and the jacobian of a tape do: no collective is in one.
+
+TensorFlow would run an op that it cannot vectorize in a loop of its own, where the iterations of a collective run at
+the same time under one name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import core, execute
 from tensorflow.python.framework import op_def_library, ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.ops.parallel_for.pfor import RegisterPFor
 
 from collectives.api import UnsupportedRequestError
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.tensorflow.errors import TEXT, engine_error
 from hvd_cluster.tensorflow.kernels.entry import calling
-from hvd_cluster.tensorflow.naming import Naming
+from hvd_cluster.tensorflow.naming import Naming, attributes_of_name, chosen, name_of_node
 from hvd_cluster.tensorflow.native.done import can_take
 from hvd_cluster.tensorflow.native.error_texts import put_first
-from hvd_cluster.tensorflow.operations.names import attributes_of_name, chosen, name_of_node
 
-__all__ = ["call", "makes_nodes"]
+FAMILIES = ("Allgather", "Allreduce", "Broadcast", "Reducescatter")
+OPS = (*FAMILIES, *(f"Grouped{family}" for family in FAMILIES), "Alltoall", "Barrier", "Join")
+
+
+def refuse_all() -> None:
+    """Let TensorFlow call :func:`_refuse` where it vectorizes a collective; once in a process."""
+    for op in OPS:
+        RegisterPFor(f"Horovod{op}")(_refuse)
+
+
+def _refuse(node: Any) -> NoReturn:
+    """No ValueError, as those of ours are: a tape replaces these by one that does not name the operation."""
+    raise NotImplementedError(
+        f"TensorFlow cannot vectorize {node.op_type} (pfor, which tf.vectorized_map, tape.jacobian and "
+        "tape.batch_jacobian use); give the tape's method experimental_use_pfor=False, or use tf.map_fn in place of "
+        "tf.vectorized_map"
+    )
 
 
 def makes_nodes() -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from collectives.api import Operation, ReduceOp
-from hvd_cluster.compression import Compressor, compress_all, compressed, decompress_all
-from hvd_cluster.operations.arguments import as_group, choose_op
-from hvd_cluster.operations.gradients import of_group
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
+from hvd_cluster.ops.arguments import as_group, choose_op
+from hvd_cluster.ops.backward import of_group
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.operations.attributes import (
     backward_naming,
@@ -26,10 +26,8 @@ from hvd_cluster.tensorflow.operations.attributes import (
     set_of,
 )
 from hvd_cluster.tensorflow.operations.calls import call
-from hvd_cluster.tensorflow.operations.numbers import size_op
+from hvd_cluster.tensorflow.operations.members import size_op
 from hvd_cluster.tensorflow.tensors import as_tensor, is_continuous
-
-__all__ = ["grouped_reducescatter", "reducescatter"]
 
 
 @collective(Operation.REDUCESCATTER)
@@ -73,7 +71,7 @@ def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
 
 
 def _scaled(op: Any, gradient: tf.Tensor) -> tf.Tensor:
-    """See :func:`hvd_cluster.operations.gradients.scatter_factor`; the size is that of the run."""
+    """See :func:`hvd_cluster.ops.backward.scatter_factor`; the size is that of the run."""
     chosen, prescale, postscale = reduction_of(op)
     factor = tf.cast(prescale * postscale, gradient.dtype)
     if chosen is ReduceOp.SUM:

@@ -12,15 +12,13 @@ import tensorflow as tf
 from collectives.api import ReduceOp
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.comparison.twins import stamp_of
-from hvd_cluster.optimizer.lists import ListBinding, Shipment
-from hvd_cluster.optimizer.targets import Target, positional
-from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.lists import ListBinding, Shipment
+from hvd_cluster.gradients.targets import Target, positional
 from hvd_cluster.tensorflow.errors import engine_error, raised_by_tensorflow
 from hvd_cluster.tensorflow.operations.allgather import _grouped_allgather
 from hvd_cluster.tensorflow.operations.allreduce import _allreduce, _grouped_allreduce
-from hvd_cluster.tensorflow.operations.numbers import size_op
-
-__all__ = ["TensorFlowLists", "target_of", "targets_of"]
+from hvd_cluster.tensorflow.operations.members import size_op
 
 
 class TensorFlowLists(ListBinding):

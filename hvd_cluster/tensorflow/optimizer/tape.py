@@ -8,17 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from collectives.api import InvalidRequestError, ReduceOp
-from hvd_cluster.compression import GradientCompression
-from hvd_cluster.operations.arguments import choose_op
-from hvd_cluster.optimizer.layers import trainable_weights
-from hvd_cluster.optimizer.lists import ListCombiner
-from hvd_cluster.optimizer.options import Groups, Options, as_groups
-from hvd_cluster.optimizer.targets import Target
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.gradients.compression import GradientCompression
+from hvd_cluster.gradients.lists import ListCombiner
+from hvd_cluster.gradients.options import Groups, Options, as_groups
+from hvd_cluster.gradients.targets import Target, trainable_weights
+from hvd_cluster.ops.arguments import choose_op
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.optimizer.binding import TensorFlowLists, target_of, targets_of
-
-__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
 class _DistributedTape(tf.GradientTape):  # type: ignore[misc]

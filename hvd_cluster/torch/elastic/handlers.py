@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from hvd_cluster.elastic.handlers import SnapshotHandler
-from hvd_cluster.structures import mapped, paired
+from hvd_cluster.ops.structures import mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvd_cluster.torch.optimizer.binding import parameter_groups
 from hvd_cluster.torch.optimizer.holding import is_shared
-from hvd_cluster.torch.optimizer.parameters import parameter_groups
 
 __all__ = ["ModelStateHandler", "OptimizerStateHandler"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler, Sampler
 
-from hvd_cluster import basics
+from hvd_cluster.core import basics
 from hvd_cluster.elastic.sampler import ElasticPartition, samplers
 
 __all__ = ["ElasticSampler"]

@@ -18,8 +18,8 @@ from hvd_cluster.elastic.handlers import (
     StateDictHandler,
     StateHandler,
 )
-from hvd_cluster.elastic.portions import Portions
-from hvd_cluster.elastic.watchers import watchers
+from hvd_cluster.elastic.shard_progress import ShardProgress
+from hvd_cluster.elastic.state import watchers
 from hvd_cluster.torch.elastic.handlers import ModelStateHandler, OptimizerStateHandler
 from hvd_cluster.torch.elastic.sampler import ElasticSampler
 
@@ -37,7 +37,7 @@ _registry: list[tuple[type, Callable[[Any], StateHandler]]] = [
     (ElasticSampler, SamplerStateHandler),
     (torch.utils.data.DistributedSampler, EpochHandler),
     (GlobalBatches, StateDictHandler),
-    (Portions, StateDictHandler),
+    (ShardProgress, StateDictHandler),
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (torch.optim.lr_scheduler.LRScheduler, StateDictHandler),

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from collectives.api import Operation
-from hvd_cluster.operations.gradients import name_of_backward, own_rows
-from hvd_cluster.operations.handles import Handle, HandleGroup
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.backward import name_of_backward, own_rows
+from hvd_cluster.ops.handles import Handle, HandleGroup
 from hvd_cluster.torch.operations.allreduce import allreduce, grouped_allreduce
-from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded
-from hvd_cluster.torch.operations.compilation import collective
+from hvd_cluster.torch.operations.autograd import apply, backward_of_group, collective, is_recorded
 from hvd_cluster.torch.operations.operands import (
     listed,
     of_other_shape,
@@ -24,15 +23,6 @@ from hvd_cluster.torch.operations.operands import (
     with_splits,
 )
 from hvd_cluster.torch.tensors import require_tensor
-
-__all__ = [
-    "HorovodAllgather",
-    "HorovodGroupedAllgather",
-    "allgather",
-    "allgather_async",
-    "grouped_allgather",
-    "grouped_allgather_async",
-]
 
 
 @collective(Operation.ALLGATHER)

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from collectives.api import Operation, ReduceOp
-from hvd_cluster.compression import Compressor, compress_all, compressed, decompress_all
-from hvd_cluster.operations.arguments import reduction
-from hvd_cluster.operations.gradients import name_of_backward, require_linear
-from hvd_cluster.operations.handles import Handle, HandleGroup
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
+from hvd_cluster.ops.arguments import reduction
+from hvd_cluster.ops.backward import name_of_backward, require_linear
+from hvd_cluster.ops.handles import Handle, HandleGroup
 from hvd_cluster.torch.compression import Compression
-from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded
-from hvd_cluster.torch.operations.compilation import collective
+from hvd_cluster.torch.operations.autograd import apply, backward_of_group, collective, is_recorded
 from hvd_cluster.torch.operations.operands import (
     in_place,
     listed,
@@ -26,19 +25,6 @@ from hvd_cluster.torch.operations.operands import (
     synchronize,
 )
 from hvd_cluster.torch.tensors import require_tensor
-
-__all__ = [
-    "HorovodAllreduce",
-    "HorovodGroupedAllreduce",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-]
 
 
 @collective(Operation.ALLREDUCE)

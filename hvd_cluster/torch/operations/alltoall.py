@@ -8,16 +8,13 @@ from typing import Any, TypeAlias
 import torch
 
 from collectives.api import Operation
-from hvd_cluster.operations.arguments import as_splits
-from hvd_cluster.operations.gradients import name_of_backward
-from hvd_cluster.operations.handles import Handle
-from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.torch.operations.autograd import apply, is_recorded
-from hvd_cluster.torch.operations.compilation import collective
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.arguments import as_splits
+from hvd_cluster.ops.backward import name_of_backward
+from hvd_cluster.ops.handles import Handle
+from hvd_cluster.torch.operations.autograd import apply, collective, is_recorded
 from hvd_cluster.torch.operations.operands import of_other_shape, run, start, with_splits
 from hvd_cluster.torch.tensors import require_tensor
-
-__all__ = ["HorovodAlltoall", "Splits", "alltoall", "alltoall_async"]
 
 Splits: TypeAlias = "Sequence[int] | torch.Tensor | None"
 

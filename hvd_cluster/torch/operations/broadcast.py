@@ -7,17 +7,14 @@ from typing import Any
 import torch
 
 from collectives.api import Operation
-from hvd_cluster import basics
-from hvd_cluster.operations.gradients import name_of_backward
-from hvd_cluster.operations.handles import Handle
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.backward import name_of_backward
+from hvd_cluster.ops.handles import Handle
 from hvd_cluster.torch.operations.allreduce import allreduce
-from hvd_cluster.torch.operations.autograd import apply, is_recorded
-from hvd_cluster.torch.operations.compilation import collective
+from hvd_cluster.torch.operations.autograd import apply, collective, is_recorded
 from hvd_cluster.torch.operations.operands import in_place, of_same_shape, run, start
 from hvd_cluster.torch.tensors import require_tensor
-
-__all__ = ["HorovodBroadcast", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 
 
 @collective(Operation.BROADCAST)

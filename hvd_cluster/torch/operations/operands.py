@@ -9,15 +9,15 @@ import torch
 from torch.autograd.graph import increment_version
 
 from collectives.api import Operation
-from collectives.completion import DONE
+from collectives.backends.completion import DONE
 from collectives.engine.work import Work
-from hvd_cluster.operations import handles, operands
-from hvd_cluster.operations.arguments import as_group
-from hvd_cluster.operations.handles import Finish, HandleGroup, Kind
-from hvd_cluster.operations.operands import Describe, Operand
-from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.ops import handles, operands
+from hvd_cluster.ops.arguments import as_group
+from hvd_cluster.ops.handles import Finish, HandleGroup, Kind
+from hvd_cluster.ops.operands import Describe, Operand
 from hvd_cluster.torch import gpu
-from hvd_cluster.torch.operations.compilation import uncompiled
+from hvd_cluster.torch.operations.autograd import collective, uncompiled
 from hvd_cluster.torch.tensors import (
     allocator,
     as_input,
@@ -27,21 +27,6 @@ from hvd_cluster.torch.tensors import (
     require_writable,
     to_buffer,
 )
-
-__all__ = [
-    "in_place",
-    "listed",
-    "of_other_shape",
-    "of_same_shape",
-    "output",
-    "poll",
-    "run",
-    "run_all",
-    "start",
-    "start_group",
-    "synchronize",
-    "with_splits",
-]
 
 start, run = operands.start, operands.run  # of operations that are not compiled themselves
 poll = uncompiled(handles.poll, __name__)
@@ -127,3 +112,7 @@ def with_splits(tensor: torch.Tensor) -> Operand:
         return operand.finish(work), torch.tensor(work.received_splits, dtype=torch.int32)
 
     return Operand(operand.source, operand.destination, finish)
+
+
+barrier = collective(Operation.BARRIER, home=__name__)(operands.barrier)
+join = collective(Operation.JOIN, home=__name__)(operands.join)

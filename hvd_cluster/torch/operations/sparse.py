@@ -9,13 +9,11 @@ from typing import Any
 import torch
 
 from collectives.api import InvalidRequestError, MismatchError, Operation, ReduceOp
-from hvd_cluster.operations.arguments import reduction, require_sparse_op
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.arguments import reduction, require_sparse_op
 from hvd_cluster.torch.operations.allgather import grouped_allgather_async
-from hvd_cluster.torch.operations.compilation import collective
+from hvd_cluster.torch.operations.autograd import collective
 from hvd_cluster.torch.operations.operands import synchronize
-
-__all__ = ["sparse_allreduce_async"]
 
 
 @collective(Operation.ALLGATHER, group=3)

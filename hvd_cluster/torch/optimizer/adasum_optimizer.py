@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 
-from collectives.metrics.meter import process_meter
-from hvd_cluster.basics import size
-from hvd_cluster.optimizer.differences import DifferenceCombiner
-from hvd_cluster.optimizer.options import Options
-from hvd_cluster.torch.optimizer.binding import TorchDifferences
-from hvd_cluster.torch.optimizer.parameters import Names, groups_of
-
-__all__ = ["AdasumOptimizer"]
+from collectives.observe.metrics.meter import process_meter
+from hvd_cluster.core.basics import size
+from hvd_cluster.gradients.differences import DifferenceCombiner
+from hvd_cluster.gradients.options import Options
+from hvd_cluster.torch.optimizer.binding import Names, TorchDifferences, groups_of
 
 
 class AdasumOptimizer(torch.optim.Optimizer):

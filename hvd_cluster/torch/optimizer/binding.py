@@ -1,25 +1,70 @@
-"""Torch's gradients, as the optimizer core sees them."""
+"""The parameters of a torch optimizer."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from collectives.api import Operation, ReduceOp
-from hvd_cluster.operations.handles import Handle, HandleGroup
-from hvd_cluster.optimizer.binding import Binding, DifferenceBinding, Tensors
-from hvd_cluster.optimizer.buckets import Size
-from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.binding import Binding, DifferenceBinding, Tensors
+from hvd_cluster.gradients.buckets import Size
+from hvd_cluster.ops.handles import Handle, HandleGroup
 from hvd_cluster.torch.operations.operands import in_place, start, start_group, synchronize
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
 from hvd_cluster.torch.optimizer.holding import CAN_HOLD, Spares, address, hold, is_held, is_shared, is_unchanged
-from hvd_cluster.torch.optimizer.packs import Pack
 
-__all__ = ["TorchBinding", "TorchDifferences"]
+Names: TypeAlias = dict[torch.Tensor, str]
+
+
+def parameter_groups(optimizer: torch.optim.Optimizer) -> Sequence[Sequence[torch.Tensor]]:
+    """The parameters of each group of ``optimizer``."""
+    return [group["params"] for group in optimizer.param_groups]
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> Callable[[], Sequence[Sequence[torch.Tensor]]]:
+    """A function that gives the parameters of each group of ``optimizer``, without keeping it in use."""
+    reference = weakref.ref(optimizer)
+
+    def groups() -> Sequence[Sequence[torch.Tensor]]:
+        optimizer = reference()
+        return [] if optimizer is None else parameter_groups(optimizer)
+
+    return groups
+
+
+class TorchPack:
+    """One row of memory for gradients of ``shapes``, of one type.
+
+    ``tensor`` is the row, and ``pieces`` are views of it in the shapes of the gradients.
+    """
+
+    __slots__ = ("pieces", "shapes", "tensor")
+
+    def __init__(self, gradients: Sequence[torch.Tensor]) -> None:
+        first, count = gradients[0], sum([gradient.numel() for gradient in gradients])
+        self.shapes = [gradient.shape for gradient in gradients]
+        self.tensor = torch.empty(count, dtype=first.dtype, device=first.device)
+        self.pieces = views(self.tensor, gradients)
+
+    def fill(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Copy ``gradients`` into the row."""
+        torch._foreach_copy_(self.pieces, list(gradients))
+
+    def spread(self, combined: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
+        """Copy ``combined``, which may be the row itself, into ``gradients``."""
+        pieces = self.pieces if combined is self.tensor else views(combined, gradients)
+        torch._foreach_copy_(list(gradients), pieces)
+
+
+def views(row: torch.Tensor, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Consecutive pieces of ``row`` in the shapes of ``gradients``."""
+    pieces = torch.split(row, [gradient.numel() for gradient in gradients])
+    return [piece.view(gradient.shape) for piece, gradient in zip(pieces, gradients, strict=True)]
 
 
 class TorchTensors(Tensors[torch.Tensor]):
@@ -153,10 +198,10 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
         return gradient.to_dense()
 
     @staticmethod
-    def pack(gradients: Sequence[torch.Tensor], earlier: Any) -> Pack:
+    def pack(gradients: Sequence[torch.Tensor], earlier: Any) -> TorchPack:
         """See :class:`Binding`."""
         shapes = [gradient.shape for gradient in gradients]
-        pack = earlier if earlier is not None and earlier.shapes == shapes else Pack(gradients)
+        pack = earlier if earlier is not None and earlier.shapes == shapes else TorchPack(gradients)
         pack.fill(gradients)
         return pack
 

@@ -12,15 +12,12 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from collectives.api import InvalidRequestError
-from collectives.metrics.meter import process_meter
-from hvd_cluster.basics import size
-from hvd_cluster.optimizer.combiner import GradientCombiner
-from hvd_cluster.optimizer.options import Options
+from collectives.observe.metrics.meter import process_meter
+from hvd_cluster.core.basics import size
+from hvd_cluster.gradients.combiner import GradientCombiner
+from hvd_cluster.gradients.options import Options
 from hvd_cluster.torch.mpi_ops import allreduce
-from hvd_cluster.torch.optimizer.binding import TorchBinding
-from hvd_cluster.torch.optimizer.parameters import Names, groups_of
-
-__all__ = ["GradientOptimizer"]
+from hvd_cluster.torch.optimizer.binding import Names, TorchBinding, groups_of
 
 
 def _has_unscaled(caller: Any, optimizer: torch.optim.Optimizer) -> bool:

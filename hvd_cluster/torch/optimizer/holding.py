@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 
-from hvd_cluster import memory
-from hvd_cluster.operations.operands import Operand
+from hvd_cluster.core import memory
+from hvd_cluster.ops.operands import Operand
 from hvd_cluster.torch.operations.operands import in_place, output
 from hvd_cluster.torch.tensors import as_input, shared_buffer, to_buffer
-
-__all__ = ["CAN_HOLD", "Spares", "address", "hold", "is_held", "is_shared", "is_unchanged"]
 
 logger = logging.getLogger(__name__)
 

@@ -11,15 +11,13 @@ import torch
 
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.comparison.rosters import Roster
-from hvd_cluster.operations.handles import Handle, HandleGroup
-from hvd_cluster.operations.refusals import refusing
-from hvd_cluster.optimizer.lists import ListBinding, Shipment
-from hvd_cluster.optimizer.targets import Target
-from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.lists import ListBinding, Shipment
+from hvd_cluster.gradients.targets import Target
+from hvd_cluster.ops.handles import Handle, HandleGroup
+from hvd_cluster.ops.refusals import refusing
 from hvd_cluster.torch.operations.operands import in_place, run_all, start, start_group
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
-
-__all__ = ["TorchLists"]
 
 
 class TorchLists(ListBinding):

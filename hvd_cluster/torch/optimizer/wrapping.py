@@ -10,18 +10,16 @@ from typing import Any
 import torch
 
 from collectives.api import InvalidRequestError, ReduceOp
-from hvd_cluster.basics import registered_set, size
-from hvd_cluster.compression import GradientCompression
-from hvd_cluster.operations.arguments import choose_op
-from hvd_cluster.optimizer.names import given_names
-from hvd_cluster.optimizer.options import Groups, Options, as_groups, check, check_passes
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.core.basics import registered_set, size
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.gradients.compression import GradientCompression
+from hvd_cluster.gradients.inventory import given_names
+from hvd_cluster.gradients.options import Groups, Options, as_groups, check, check_passes
+from hvd_cluster.ops.arguments import choose_op
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.optimizer.adasum_optimizer import AdasumOptimizer
+from hvd_cluster.torch.optimizer.binding import Names, parameter_groups
 from hvd_cluster.torch.optimizer.gradient_optimizer import GradientOptimizer
-from hvd_cluster.torch.optimizer.parameters import Names, parameter_groups
-
-__all__ = ["DistributedOptimizer"]
 
 
 def DistributedOptimizer(

@@ -6,12 +6,12 @@ import subprocess
 import pytest
 
 from benchmarks.browser import EXECUTABLE, FLAGS
-from collectives.live.snapshot import Slow, Snapshot, Stall, snapshot_key
+from collectives.observe.live.snapshot import Slow, Snapshot, Stall, snapshot_key
+from executors.agents.local.output import Output
 from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
-from executors.job import Job
-from executors.local.output import Output
-from executors.worlds import Published, world_key
+from executors.driver.worlds import Published, world_key
+from executors.job.job import Job
 
 LINE = "<img src=x onerror=alert(1)> & more"
 pytestmark = [

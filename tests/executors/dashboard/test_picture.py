@@ -5,13 +5,13 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from collectives.counts import SetCounts
-from collectives.live.snapshot import Recording, Slow, Snapshot, Stall
-from collectives.metrics.values import Metrics
-from collectives.planning.stragglers import Cause, Straggler
+from collectives.engine.counters import SetCounts
+from collectives.observe.live.snapshot import Recording, Slow, Snapshot, Stall
+from collectives.observe.metrics.values import Metrics
+from collectives.stalls.stragglers import Cause, Straggler
 from executors.dashboard.address import Address
 from executors.dashboard.picture import KEPT_LINES, Picture
-from executors.worlds import Published
+from executors.driver.worlds import Published
 
 
 def snapshot(time=0.0, rank=0, size=2, **more):

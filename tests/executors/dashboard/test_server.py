@@ -13,18 +13,18 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, recording_key, snapshot_key
-from collectives.reception import strangers
-from executors.dashboard import connection as connection_module
-from executors.dashboard import pictures as pictures_module
+from collectives.net import strangers
+from collectives.observe.live.snapshot import LAST_RECORDING, Recording, Snapshot, recording_key, snapshot_key
+from executors.agents.local.output import Output
+from executors.dashboard import server as connection_module
+from executors.dashboard import server as pictures_module
 from executors.dashboard import server as server_module
 from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
 from executors.dashboard.server import DashboardServer
-from executors.job import Job
-from executors.local.output import Output
-from executors.worlds import Published, change_key, world_key
-from tests.collectives.job import until
+from executors.driver.worlds import Published, change_key, world_key
+from executors.job.job import Job
+from tests.collectives.engine.job import until
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +220,7 @@ def test_too_many_connections(served, monkeypatch):
     monkeypatch.setattr(connection_module, "MOST_CONNECTIONS", 1)
     with connected(served):
         answer, text = ask(served.link, "/")
-        assert (answer.status, text) == (503, connection_module.CROWDED)
+        assert (answer.status, text) == (503, connection_module.CONNECTIONS_CROWDED)
 
     def is_served():
         with suppress(OSError, http.client.HTTPException):

@@ -3,7 +3,7 @@
 import pytest
 from driven import Agents
 
-from executors.job import Job
+from executors.job.job import Job
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
 """A driver over agents that only note what they are asked for; the clock of the loop is the test's."""
 
-from executors.driver import Driver
-from executors.failure import Failure, Kind, Patience
+from executors.driver.driver import Driver
+from executors.driver.failures import Failure, FailureKind, Patience
+from executors.driver.worlds import Published, Report, report_key, world_key
 from executors.membership import Limits
-from executors.worlds import Published, Report, report_key, world_key
 
-KILLED = Failure(Kind.SIGNAL, "was killed by signal 9", -9, ("last line",))
-EXITED = Failure(Kind.EXIT, "ended with exit code 3", 3)
-LOST = Failure(Kind.LOST_PEER, "ended with exit code 1", 1)
-RAISED = Failure(Kind.EXCEPTION, "raised", error=KeyError("x"))
+KILLED = Failure(FailureKind.SIGNAL, "was killed by signal 9", -9, ("last line",))
+EXITED = Failure(FailureKind.EXIT, "ended with exit code 3", 3)
+LOST = Failure(FailureKind.LOST_PEER, "ended with exit code 1", 1)
+RAISED = Failure(FailureKind.EXCEPTION, "raised", error=KeyError("x"))
 PROCESSES = Patience()
 
 

@@ -6,14 +6,14 @@ import pytest
 from driven import EXITED, KILLED, LOST, RAISED, begun, elastic, published, report
 
 from executors.api import ExecutorError, WorkerError
-from executors.driver import Driver
-from executors.failure import Failure, Kind
+from executors.driver.driver import Driver
+from executors.driver.failures import Failure, FailureKind
 from executors.membership import Cooldown
 
 
 def test_an_exception_of_the_user_ends_an_elastic_job_at_once(job, agents):
     driver = begun(elastic(3), job, agents)
-    driver.failed("worker-1", Failure(Kind.EXCEPTION, "ended with exit code 1", 1, ("ValueError: bad",)))
+    driver.failed("worker-1", Failure(FailureKind.EXCEPTION, "ended with exit code 1", 1, ("ValueError: bad",)))
     assert agents.ended == ["worker-1"]
     assert published(job, 1).is_over
     with pytest.raises(WorkerError, match="rank 1 on a ended with exit code 1"):
@@ -104,7 +104,7 @@ def test_the_rank_is_the_one_that_the_worker_has_had_itself(job, agents):
 def test_an_error_of_the_function_stays_as_it_is(job, agents):
     driver = begun(elastic(2), job, agents)
     driver.done("worker-1")
-    driver.failed("worker-0", replace(RAISED, kind=Kind.EXIT))
+    driver.failed("worker-0", replace(RAISED, kind=FailureKind.EXIT))
     with pytest.raises(KeyError):
         driver.check()
 

@@ -4,9 +4,9 @@ import pytest
 from driven import KILLED, begun, elastic, published, report
 
 from executors.api import WorkerError
-from executors.failure import Failure, Kind
+from executors.driver.failures import Failure, FailureKind
 
-BAD = Failure(Kind.EXCEPTION, "ended with exit code 1", 1, ("ImportError: no module",), ImportError("no module"))
+BAD = Failure(FailureKind.EXCEPTION, "ended with exit code 1", 1, ("ImportError: no module",), ImportError("no module"))
 
 
 def grown(job, agents, **formed):

@@ -6,7 +6,7 @@ import pytest
 from driven import EXITED, KILLED, begun, elastic, published, report
 
 from executors.api import WorkerError
-from executors.failure import Failure, Kind
+from executors.driver.failures import Failure, FailureKind
 
 
 def test_a_worker_that_was_asked_to_end_is_left_out_and_its_end_is_no_failure(job, agents):
@@ -23,7 +23,7 @@ def test_a_worker_that_was_asked_to_end_is_left_out_and_its_end_is_no_failure(jo
     assert driver.order == ("worker-0", "worker-2")
 
 
-@pytest.mark.parametrize("failure", [KILLED, Failure(Kind.EXCEPTION, "raised", error=KeyError("x"))])
+@pytest.mark.parametrize("failure", [KILLED, Failure(FailureKind.EXCEPTION, "raised", error=KeyError("x"))])
 def test_one_that_fails_before_it_has_left_is_lost(job, agents, failure):
     driver = begun(elastic(3), job, agents)
     report(job, agents, "worker-0", 0, kind="formed", round=0)
@@ -55,7 +55,7 @@ def test_the_end_of_a_newcomer_that_was_stopped_is_no_failure(job, agents):
     driver.found({"a": 1, "b": 1})
     driver.found({"a": 1})
     assert agents.stopped == ["worker-1"]
-    driver.failed("worker-1", Failure(Kind.EXCEPTION, "raised while it was ended"))
+    driver.failed("worker-1", Failure(FailureKind.EXCEPTION, "raised while it was ended"))
     driver.failed("worker-0", KILLED)
     agents.wait(1.0)
     with pytest.raises(WorkerError, match="last failure: worker-0") as caught:
@@ -70,7 +70,7 @@ def test_the_end_of_one_that_the_others_have_left_behind_is_no_failure(job, agen
     report(job, agents, "worker-1", 0, kind="behind")
     assert published(job, 1).workers == (("worker-0", "a"),)
     assert list(agents.started) == ["worker-0", "worker-1", "worker-2"]
-    driver.failed("worker-1", Failure(Kind.SHUT_DOWN, "ended with exit code 1", 1))
+    driver.failed("worker-1", Failure(FailureKind.SHUT_DOWN, "ended with exit code 1", 1))
     assert caplog.messages == ["rank 1 on host a leaves: the other ranks are not in its call of elastic functions"]
     driver.done("worker-0")
     driver.check()
@@ -81,7 +81,7 @@ def test_the_others_wait_for_another_where_they_are_too_few(job, agents):
     driver = begun(elastic(2, least=2), job, agents)
     report(job, agents, "worker-0", 0, kind="formed", round=0)
     report(job, agents, "worker-1", 0, kind="behind")
-    driver.failed("worker-1", Failure(Kind.SHUT_DOWN, "ended with exit code 1", 1))
+    driver.failed("worker-1", Failure(FailureKind.SHUT_DOWN, "ended with exit code 1", 1))
     report(job, agents, "worker-2", 0, kind="ready")
     world = published(job, 1)
     assert world.workers == (("worker-0", "a"), ("worker-2", "a"))

@@ -4,7 +4,7 @@ import pytest
 from driven import EXITED, KILLED, begun, elastic, published, report
 
 from executors.api import WorkerError
-from executors.failure import Failure, Kind
+from executors.driver.failures import Failure, FailureKind
 from executors.membership import Cooldown
 
 
@@ -159,7 +159,7 @@ def test_a_later_end_of_the_job_has_the_reason(job, agents):
 def test_an_exception_of_the_user_still_ends_the_job(job, agents):
     driver = begun(elastic(3), job, agents)
     lose(job, agents, 2)
-    driver.failed("worker-2", Failure(Kind.EXCEPTION, "ended with exit code 1", 1, ("ValueError: bad",)))
+    driver.failed("worker-2", Failure(FailureKind.EXCEPTION, "ended with exit code 1", 1, ("ValueError: bad",)))
     assert agents.ended == ["worker-2"]
     with pytest.raises(WorkerError, match="rank 2 on a ended with exit code 1"):
         driver.check()

@@ -5,8 +5,8 @@ import json
 import pytest
 from driven import EXITED, KILLED, begun, elastic, published, report
 
-from executors.course import Course
-from executors.worlds import CALL, Published, Report, report_key
+from executors.driver.worlds import CALL, Published, Report, report_key
+from executors.job.environment import Course
 
 
 def test_the_first_world_is_known_when_its_workers_start(job, agents):
@@ -108,7 +108,7 @@ def test_reports_are_taken_out_of_the_store(job, agents):
 @pytest.mark.parametrize("is_taken_between", [False, True])
 def test_a_report_that_is_sent_again_counts_once(job, agents, caplog, is_taken_between):
     """A client sends it again when the answer is lost with a connection."""
-    caplog.set_level("INFO", "executors.driver")
+    caplog.set_level("INFO", "executors.driver.driver")
     begun(elastic(2), job, agents)
     for _ in range(2):
         job.store.set(report_key("worker-1", 0), Report("draining").encode())
@@ -139,7 +139,7 @@ def test_losses_before_a_world_has_formed_are_told_together(job, agents):
 
 def test_an_error_of_the_driver_itself_is_not_hidden(job, agents, monkeypatch):
     begun(elastic(2), job, agents)
-    monkeypatch.setattr("executors.driver.WorldFormed", lambda round: {}["missing"])
+    monkeypatch.setattr("executors.driver.driver.WorldFormed", lambda round: {}["missing"])
     with pytest.raises(KeyError, match="missing"):
         report(job, agents, "worker-0", 0, kind="formed", round=0)
 

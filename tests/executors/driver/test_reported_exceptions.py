@@ -4,7 +4,7 @@ import pytest
 from driven import EXITED, KILLED, RAISED, begun, elastic, published, report
 
 from executors.api import WorkerError
-from executors.failure import Failure, Kind
+from executors.driver.failures import Failure, FailureKind
 
 
 def raise_in(job, agents, worker, number=0, text="KeyError: 'user bug'"):
@@ -15,7 +15,7 @@ def test_the_end_of_the_worker_ends_the_job_with_the_exception(job, agents):
     driver = begun(elastic(3), job, agents)
     raise_in(job, agents, "worker-1")
     assert not driver.is_over
-    driver.failed("worker-1", Failure(Kind.EXIT, "ended with exit code 1", 1, ("CRASH",)))
+    driver.failed("worker-1", Failure(FailureKind.EXIT, "ended with exit code 1", 1, ("CRASH",)))
     assert agents.ended == ["worker-1"]
     text = "rank 1 on a raised KeyError: 'user bug', and ended with exit code 1"
     with pytest.raises(WorkerError, match=text) as caught:
@@ -27,7 +27,7 @@ def test_others_that_notice_the_end_first_do_not_hide_it(job, agents):
     driver = begun(elastic(3), job, agents)
     raise_in(job, agents, "worker-1")
     report(job, agents, "worker-0", 0, kind="lost", round=0, ranks=(1,), text="gone")
-    driver.failed("worker-1", Failure(Kind.EXIT, "ended with exit code 1", 1, ("CRASH",)))
+    driver.failed("worker-1", Failure(FailureKind.EXIT, "ended with exit code 1", 1, ("CRASH",)))
     with pytest.raises(WorkerError, match="raised KeyError") as caught:
         driver.check()
     assert caught.value.last_lines == ("CRASH",)

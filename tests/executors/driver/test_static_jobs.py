@@ -4,16 +4,16 @@ import pytest
 from driven import EXITED, KILLED, LOST, RAISED, begun, elastic
 
 from collectives.api import PeerLostError
-from collectives.control.handshake import notes
-from collectives.rendezvous.store import PrefixStore
-from executors import worlds
+from collectives.handshake import entries
+from collectives.store.memory import PrefixStore
 from executors.api import StartTimeoutError, WorkerError
-from executors.driver import Driver
-from executors.failure import Failure, Kind, Patience
+from executors.driver import worlds
+from executors.driver.driver import Driver
+from executors.driver.failures import Failure, FailureKind, Patience
 from executors.membership import Limits
 
 LEFT = Failure(
-    Kind.SHUT_DOWN,
+    FailureKind.SHUT_DOWN,
     "ended with exit code 1",
     1,
     ("collectives.api.ShutDownError: Horovod has been shut down by rank 1: it raised ValueError: bad",),
@@ -47,9 +47,9 @@ def test_all_done_ends_the_job(job, agents):
     ],
 )
 def test_ranks_that_wait_for_one_that_has_ended_hear_of_it(job, agents, end, text, monkeypatch):
-    monkeypatch.setattr(notes, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(entries, "LOOK_SECONDS", 0.0)
     driver = begun(Limits.static(2), job, agents, a=1, b=1)
-    watch = notes.EndWatch(PrefixStore(job.store, agents.started["worker-0"]["HOROVOD_JOB_ID"]))
+    watch = entries.EndWatch(PrefixStore(job.store, agents.started["worker-0"]["HOROVOD_JOB_ID"]))
     watch.check()
     end(driver)
     with pytest.raises(
@@ -85,7 +85,7 @@ def test_a_likelier_cause_may_come_later(job, agents):
     assert agents.ended == []
     agents.wait(1.0)
     assert agents.ended == ["worker-1"]
-    driver.failed("worker-2", Failure(Kind.EXCEPTION, "raised because it was ended"))
+    driver.failed("worker-2", Failure(FailureKind.EXCEPTION, "raised because it was ended"))
     with pytest.raises(WorkerError, match="rank 1 on a was killed by signal 9") as caught:
         driver.check()
     error = caught.value
@@ -95,7 +95,7 @@ def test_a_likelier_cause_may_come_later(job, agents):
 def test_an_exception_after_a_consequence_ends_the_wait(job, agents):
     driver = begun(Limits.static(2), job, agents)
     driver.failed("worker-0", LOST)
-    driver.failed("worker-1", Failure(Kind.EXCEPTION, "ended with exit code 1", 1))
+    driver.failed("worker-1", Failure(FailureKind.EXCEPTION, "ended with exit code 1", 1))
     assert agents.ended == ["worker-1"]
     agents.wait(5.0)
     assert agents.ended == ["worker-1"]
@@ -108,11 +108,11 @@ def test_a_rank_that_raised_is_the_cause_before_its_process_ends(job, agents):
     assert agents.ended == ["worker-1"]
     with pytest.raises(WorkerError, match="rank 1 on a raised ValueError: bad, and its process has not ended yet"):
         driver.check()
-    driver.failed("worker-2", Failure(Kind.EXCEPTION, "raised because it was ended"))
+    driver.failed("worker-2", Failure(FailureKind.EXCEPTION, "raised because it was ended"))
     driver.failed("worker-1", KILLED)
     with pytest.raises(WorkerError, match="rank 1 on a raised ValueError: bad"):
         driver.check()
-    driver.failed("worker-1", Failure(Kind.EXCEPTION, "ended with exit code 1", 1, ("ValueError: bad",)))
+    driver.failed("worker-1", Failure(FailureKind.EXCEPTION, "ended with exit code 1", 1, ("ValueError: bad",)))
     with pytest.raises(WorkerError, match="rank 1 on a ended with exit code 1") as caught:
         driver.check()
     assert (caught.value.exit_code, caught.value.last_lines) == (1, ("ValueError: bad",))
@@ -130,7 +130,7 @@ def test_patience_lets_the_others_finish_after_an_exception(job, agents):
     driver = begun(Limits.static(3), job, agents, Patience(5.0, 5.0))
     driver.failed("worker-1", RAISED)
     agents.wait(4.9)
-    driver.failed("worker-2", Failure(Kind.EXCEPTION, "raised", error=ValueError("later")))
+    driver.failed("worker-2", Failure(FailureKind.EXCEPTION, "raised", error=ValueError("later")))
     assert agents.ended == []
     agents.wait(0.1)
     assert agents.ended == ["worker-1"]
@@ -141,7 +141,7 @@ def test_patience_lets_the_others_finish_after_an_exception(job, agents):
 def test_a_death_ends_the_wait_and_is_the_cause(job, agents):
     driver = begun(Limits.static(2), job, agents, Patience(5.0, 5.0))
     driver.failed("worker-0", RAISED)
-    driver.failed("worker-1", Failure(Kind.DEATH, "died"))
+    driver.failed("worker-1", Failure(FailureKind.DEATH, "died"))
     assert agents.ended == ["worker-1"]
     with pytest.raises(WorkerError, match="rank 1 on a died"):
         driver.check()

@@ -2,7 +2,7 @@
 
 from driven import elastic, published, report
 
-from executors.driver import Driver
+from executors.driver.driver import Driver
 
 REASON = "was withdrawn: no room"
 

@@ -2,7 +2,16 @@
 
 from membership_job import Job, failed, ready, running, start, world
 
-from executors.membership import HostDraining, HostFound, HostLost, Stop, Tick, WorkerDone, WorkerDraining, WorkerReady
+from executors.membership import (
+    HostDraining,
+    HostFound,
+    HostLost,
+    StopWorker,
+    Tick,
+    WorkerDone,
+    WorkerDraining,
+    WorkerReady,
+)
 
 
 def test_a_worker_that_has_left_cannot_give_the_state_any_more():
@@ -57,7 +66,7 @@ def test_a_draining_host_without_workers_is_no_preemption():
 def test_a_host_that_stays_after_all_keeps_its_workers():
     job = running(2, 2, 2, hosts={"a": 2})
     job.on(HostDraining("a"), HostFound("b", 2))
-    assert job.on(HostFound("a", 2)) == [Stop("worker-2"), Stop("worker-3")]
+    assert job.on(HostFound("a", 2)) == [StopWorker("worker-2"), StopWorker("worker-3")]
     assert job.on(Tick()) == []
 
 

@@ -15,7 +15,7 @@ from executors.membership import (
     Membership,
     Publish,
     Start,
-    Stop,
+    StopWorker,
     Tick,
     WorkerBehind,
     WorkerDone,
@@ -55,7 +55,7 @@ class Life:
         for action in actions:
             if isinstance(action, Start):
                 self.alive[action.worker] = action.host
-            elif isinstance(action, Stop):
+            elif isinstance(action, StopWorker):
                 del self.alive[action.worker]
             elif isinstance(action, Publish):
                 self.worlds[action.members.round] = action.members.workers

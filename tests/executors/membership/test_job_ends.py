@@ -8,7 +8,7 @@ from executors.membership import (
     HostDraining,
     HostFound,
     HostLost,
-    Stop,
+    StopWorker,
     WorkerBehind,
     WorkerDone,
     WorkerDraining,
@@ -30,7 +30,7 @@ def test_an_exception_of_the_user_ends_the_job():
 def test_a_worker_that_is_done_ends_growth_but_not_the_job_of_the_others():
     job = running(2, 2, 4)
     job.on(HostFound("b", 2), ready(2))
-    assert job.on(WorkerDone("worker-0")) == [Stop("worker-2"), Stop("worker-3"), world(1, 1)]
+    assert job.on(WorkerDone("worker-0")) == [StopWorker("worker-2"), StopWorker("worker-3"), world(1, 1)]
     assert job.on(HostFound("c", 2)) == []
     assert job.on(WorkerDone("worker-1")) == [End()]
 

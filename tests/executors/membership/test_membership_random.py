@@ -14,7 +14,7 @@ from executors.membership import (
     Overdue,
     Publish,
     Start,
-    Stop,
+    StopWorker,
     Tick,
     WorkerBehind,
     WorkerDone,
@@ -66,7 +66,7 @@ class Cluster:
         assert len(on_host) <= self.slots[action.host]
         assert not self.is_finishing
 
-    def _stop(self, action: Stop):
+    def _stop(self, action: StopWorker):
         assert action.worker not in self.trained
         del self.alive[action.worker]
 

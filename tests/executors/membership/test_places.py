@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from membership_job import Job, failed, ready, running, start, workers, world
 
 from executors.membership import Cooldown, HostFound, HostLost
-from executors.membership.places import spread
+from executors.membership.hosts import spread
 
 HOSTS = st.sampled_from("abcd")
 COUNTS = st.dictionaries(HOSTS, st.integers(0, 5))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from hvd_cluster import basics, capabilities, timeline
+from hvd_cluster.core import basics, features, observation
 from hvd_cluster.horovod.finder import STAND_IN
-from hvd_cluster.operations.reductions import Adasum, Average, Max, Min, Product, Sum
+from hvd_cluster.ops.arguments import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = ["HorovodBasics"]
 
@@ -26,18 +26,18 @@ class HorovodBasics:
     local_size = staticmethod(basics.local_size)
     cross_rank = staticmethod(basics.cross_rank)
     cross_size = staticmethod(basics.cross_size)
-    start_timeline = staticmethod(timeline.start_timeline)
-    stop_timeline = staticmethod(timeline.stop_timeline)
-    mpi_threads_supported = staticmethod(capabilities.mpi_threads_supported)
-    mpi_enabled = staticmethod(capabilities.mpi_enabled)
-    mpi_built = staticmethod(capabilities.mpi_built)
-    gloo_enabled = staticmethod(capabilities.gloo_enabled)
-    gloo_built = staticmethod(capabilities.gloo_built)
-    nccl_built = staticmethod(capabilities.nccl_built)
-    ddl_built = staticmethod(capabilities.ddl_built)
-    ccl_built = staticmethod(capabilities.ccl_built)
-    cuda_built = staticmethod(capabilities.cuda_built)
-    rocm_built = staticmethod(capabilities.rocm_built)
+    start_timeline = staticmethod(observation.start_timeline)
+    stop_timeline = staticmethod(observation.stop_timeline)
+    mpi_threads_supported = staticmethod(features.mpi_threads_supported)
+    mpi_enabled = staticmethod(features.mpi_enabled)
+    mpi_built = staticmethod(features.mpi_built)
+    gloo_enabled = staticmethod(features.gloo_enabled)
+    gloo_built = staticmethod(features.gloo_built)
+    nccl_built = staticmethod(features.nccl_built)
+    ddl_built = staticmethod(features.ddl_built)
+    ccl_built = staticmethod(features.ccl_built)
+    cuda_built = staticmethod(features.cuda_built)
+    rocm_built = staticmethod(features.rocm_built)
 
     def __init__(self, pkg_path: str, *args: str) -> None:
         """Load nothing: there is no compiled library."""

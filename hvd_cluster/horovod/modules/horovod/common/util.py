@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TypeVar
 
-from hvd_cluster import capabilities
-from hvd_cluster.bindings import EXTENSIONS, check_extension, extension_available
-from hvd_cluster.operations.arguments import choose_op
+from hvd_cluster.core import features
+from hvd_cluster.core.features import EXTENSIONS, check_extension, extension_available
+from hvd_cluster.ops.arguments import choose_op
 
 __all__ = [
     "EXTENSIONS",
@@ -54,28 +54,28 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """See :mod:`hvd_cluster.capabilities`."""
-    return capabilities.mpi_built()
+    """See :mod:`hvd_cluster.core.features`."""
+    return features.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """See :mod:`hvd_cluster.capabilities`."""
-    return capabilities.gloo_built()
+    """See :mod:`hvd_cluster.core.features`."""
+    return features.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """See :mod:`hvd_cluster.capabilities`."""
-    return capabilities.nccl_built()
+    """See :mod:`hvd_cluster.core.features`."""
+    return features.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """See :mod:`hvd_cluster.capabilities`."""
-    return capabilities.ddl_built()
+    """See :mod:`hvd_cluster.core.features`."""
+    return features.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """See :mod:`hvd_cluster.capabilities`."""
-    return capabilities.ccl_built()
+    """See :mod:`hvd_cluster.core.features`."""
+    return features.ccl_built()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from hvd_cluster.cli import main
+from hvd_cluster.cli.hvdrun import main
 
 __all__ = ["run_commandline"]
 

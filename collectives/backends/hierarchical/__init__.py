@@ -1,0 +1,1 @@
+"""Collectives in stages: inside each host with one backend, between the hosts with another."""

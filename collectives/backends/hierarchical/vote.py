@@ -1,0 +1,93 @@
+"""How the members of several hosts agree: on each host first, then the hosts by their leaders.
+
+The *leader* of a host is its first member. A round has up to three steps::
+
+    inside      the members of each host vote
+    across      the leaders vote, each for its host; a leader whose members differ declines
+    inside      the members of each host learn the result: their leader votes for it, or declines
+
+So a vote crosses the network once for each other host, not once for each other rank. Members that differ in the first
+step know that without the others, and skip the third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from collectives.backends.base import Vote
+
+Waiting = Callable[[list[int]], None]
+
+
+class HostsVote(Vote):
+    """The board of a member of the host with number ``host``; ``hosts`` has the positions of the members of each.
+
+    ``inside`` is the board of this host, and ``across`` that of the leaders; None on a member that is none. ``run``
+    calls the operation when all have agreed.
+
+    A member knows which others of its host are missing, and a leader which hosts are. The leader of the first host
+    names all of their members, because rank 0 finds out which of them wait themselves.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Sequence[int]],
+        host: int,
+        inside: Vote,
+        across: Vote | None,
+        run: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._hosts = hosts
+        self._host = host
+        self._inside = inside
+        self._across = across
+        self._run = run
+
+    def attempt(self, value: int, call: Callable[[], None], waiting: Waiting, agreed: Callable[[], None]) -> bool:
+        """See :class:`Vote`."""
+        if not self._agree(value, waiting):
+            return False
+        agreed()
+        self._run(call)
+        return True
+
+    def decline(self) -> None:
+        """See :class:`Vote`."""
+        self._inside.decline()
+        if self._across is not None:
+            self._across.decline()
+
+    def hurry(self) -> None:
+        """See :class:`Vote`."""
+        self._inside.hurry()
+        if self._across is not None:
+            self._across.hurry()
+
+    def _agree(self, value: int, waiting: Waiting) -> bool:
+        if not _ask(self._inside, value, self._naming_members(waiting)):
+            if self._across is not None:
+                self._across.decline()
+            return False
+        if self._across is None:
+            return _ask(self._inside, value, lambda _: waiting([]))
+        if not _ask(self._across, value, self._naming_hosts(waiting)):
+            self._inside.decline()
+            return False
+        return _ask(self._inside, value, self._naming_members(waiting))
+
+    def _naming_members(self, waiting: Waiting) -> Waiting:
+        members = self._hosts[self._host]
+        return lambda absent: waiting([members[place] for place in absent])
+
+    def _naming_hosts(self, waiting: Waiting) -> Waiting:
+        if self._host:
+            return lambda _: waiting([])
+        return lambda absent: waiting([member for host in absent for member in self._hosts[host]])
+
+
+def _ask(board: Vote, value: int, waiting: Waiting) -> bool:
+    return board.attempt(value, _nothing, waiting, _nothing)
+
+
+def _nothing() -> None:
+    return

@@ -1,1 +1,0 @@
-"""How control messages travel between the ranks."""

@@ -1,0 +1,336 @@
+"""The tensors that some members have submitted, until all have; and calls that failed for their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from collectives.api import Operation, Request
+from collectives.controller.joins import Joins
+from collectives.controller.kind_mismatch import CallKind, KindMismatch, Subject, differ, kind_mismatches, subject
+from collectives.controller.messages import Rejection, Response
+from collectives.controller.process_sets import ProcessSets
+from collectives.controller.response_cache import Known, ResponseCache
+from collectives.controller.waits import Waiting
+
+
+@dataclass(slots=True)
+class Pending:
+    """``by_id`` has the ranks that sent only the id of ``known``, ``requests`` the whole requests of the others.
+
+    ``rejected`` has the ranks on which the call failed.
+
+    Ranks whose ids come in one message stay together: a host costs one step, for any number of ranks.
+    """
+
+    members: tuple[int, ...]
+    operation: Operation
+    since: float
+    known: Known | None = None
+    by_id: list[tuple[int, ...]] = field(default_factory=list)
+    requests: dict[int, Request] = field(default_factory=dict)
+    rejected: dict[int, Rejection] = field(default_factory=dict)
+    count: int = 0
+
+    def add_known(self, ranks: tuple[int, ...], known: Known) -> None:
+        """``ranks`` submitted the same requests as the last time."""
+        self.known = known
+        self.by_id.append(ranks)
+        self.count += len(ranks)
+
+    def add(self, rank: int, request: Request) -> None:
+        """``rank`` submitted ``request``."""
+        self.requests[rank] = request
+        self.count += 1
+
+    def reject(self, rank: int, rejection: Rejection) -> None:
+        """The call failed on ``rank``."""
+        self.rejected[rank] = rejection
+        self.count += 1
+
+    def withdraw(self, rank: int) -> bool:
+        """Forget the rejection of ``rank``; whether there was one."""
+        found = self.rejected.pop(rank, None) is not None
+        self.count -= found
+        return found
+
+    def abandon(self, rank: int) -> bool:
+        """Forget that ``rank`` has submitted it; whether it had."""
+        found = self.requests.pop(rank, None) is not None
+        if not found:
+            before = self.by_id
+            self.by_id = [rest for ranks in before if (rest := tuple(each for each in ranks if each != rank))]
+            found = sum(map(len, self.by_id)) < sum(map(len, before))
+        self.count -= found
+        return found
+
+    @property
+    def first(self) -> Request | None:
+        """One of the requests; None where there is none."""
+        known = None if self.known is None else self.known.response.request
+        return next(iter(self.requests.values()), known)
+
+    @property
+    def group(self) -> str:
+        """The group of the first request; empty where there is none."""
+        first = self.first
+        return first.group if first else ""
+
+    def lacks_only(self, joined: Collection[int]) -> bool:
+        """Whether all members have submitted, but for some of ``joined``."""
+        if self.count + len(joined) < len(self.members):
+            return False  # called once per rank: a look at all ranks each time would cost the square of their number
+        submitted = self.answered()
+        return all(rank in submitted or rank in joined for rank in self.members)
+
+    @property
+    def last(self) -> int:
+        """The rank that submitted last, among those that sent the whole request."""
+        return next(reversed(self.requests))
+
+    def submitted(self) -> set[int]:
+        """The ranks that have submitted."""
+        return {*self.requests, *(rank for ranks in self.by_id for rank in ranks)}
+
+    def answered(self) -> set[int]:
+        """The ranks that have submitted or rejected it."""
+        return {*self.submitted(), *self.rejected}
+
+    def unchanged(self, cache: ResponseCache) -> Response | None:
+        """The response of the last time, if it still holds: the same ranks sent the id, and it is still known."""
+        known = self.known
+        if (
+            known is None
+            or self.requests
+            or self.rejected
+            or len(known.requests) != self.count
+            or known.response.id not in cache
+        ):
+            return None
+        return known.response
+
+    def all_requests(self) -> dict[int, Request]:
+        """The request of each rank, by rank."""
+        requests = dict(self.requests)
+        if self.known is not None:
+            known = self.known.requests
+            requests.update((rank, known[rank]) for ranks in self.by_id for rank in ranks)
+        return dict(sorted(requests.items()))
+
+    def waiting(self, joined: Collection[int]) -> Waiting:
+        """The ranks that have submitted, and those of the others that have not joined."""
+        answered = self.answered()
+        missing = tuple(rank for rank in self.members if rank not in answered and rank not in joined)
+        return Waiting(self.since, missing, tuple(sorted(self.submitted())))
+
+
+Key = tuple[int, str]
+
+
+class Rejections:
+    """For each such tensor, the ranks on which the call failed.
+
+    A rank may wait to submit the tensor again, which it cannot do until all members have answered: a *retry*.
+    """
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, dict[int, Rejection]] = {}
+        self._retried: dict[Key, float] = {}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a rank waits to submit a tensor again."""
+        return bool(self._retried)
+
+    def add(self, rank: int, rejection: Rejection) -> None:
+        """The call failed on ``rank``."""
+        self._by_key.setdefault(rejection.key, {})[rank] = rejection
+
+    def take(self, key: Key) -> dict[int, Rejection]:
+        """Remove and return the rejections of the tensor, by rank."""
+        self._retried.pop(key, None)
+        return self._by_key.pop(key, {})
+
+    def withdraw(self, key: Key, rank: int) -> bool:
+        """Forget the rejection of ``rank``; whether there was one."""
+        rejected = self._by_key.get(key, {})
+        found = rejected.pop(rank, None) is not None
+        if found and not rejected:
+            self.take(key)
+        return found
+
+    def retry(self, key: Key, now: float) -> None:
+        """A rank waits to submit the tensor again."""
+        if key in self._by_key:
+            self._retried.setdefault(key, now)
+
+    def is_over(self, key: Key, members: Iterable[int], joined: Collection[int]) -> bool:
+        """Whether no member can submit the tensor any more."""
+        rejected = self._by_key.get(key)
+        return rejected is not None and all(rank in rejected or rank in joined for rank in members)
+
+    def of_set(self, process_set: int) -> list[Key]:
+        """The tensors of the process set."""
+        return [key for key in self._by_key if key[0] == process_set]
+
+    def groups(self, key: Key) -> set[str]:
+        """The groups in which ranks have rejected the tensor."""
+        return {rejection.group for rejection in self._by_key[key].values() if rejection.group}
+
+    def of_groups(self, process_set: int, groups: Collection[str]) -> list[Key]:
+        """The tensors of these groups of the process set."""
+        return [
+            key
+            for key, rejected in self._by_key.items()
+            if key[0] == process_set and any(rejection.group in groups for rejection in rejected.values())
+        ]
+
+    def waiting(self, key: Key, since: float, members: Sequence[int], joined: Collection[int]) -> Waiting:
+        """The members that have not made the call."""
+        rejected = self._by_key[key]
+        missing = tuple(rank for rank in members if rank not in rejected and rank not in joined)
+        return Waiting(since, missing, tuple(sorted(rejected)))
+
+    def retries(self) -> dict[Key, float]:
+        """The tensors that a rank waits to submit again, and since when."""
+        return dict(self._retried)
+
+    def remove_set(self, process_set: int) -> None:
+        """Drop the tensors of a process set that is removed."""
+        for key in self.of_set(process_set):
+            self.take(key)
+
+    def all(self) -> dict[Key, dict[int, Rejection]]:
+        """For each tensor, the rejections by rank."""
+        return dict(self._by_key)
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._by_key.clear()
+        self._retried.clear()
+
+
+JOIN = f"{Operation.JOIN.label}."
+"""The names of joins, and of nothing else, begin with this."""
+ONCE = frozenset({Operation.JOIN, Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
+"""Operations that are never cached and need every member, joined or not."""
+
+
+class Submissions:
+    """``pending`` has each half-submitted tensor, by its key. A tensor does not wait for members that have joined."""
+
+    def __init__(self, sets: ProcessSets, joins: Joins, rejections: Rejections) -> None:
+        self.pending: dict[Key, Pending] = {}
+        self._complete: dict[Key, Pending] = {}
+        self._sets = sets
+        self._joins = joins
+        self._rejections = rejections
+
+    @property
+    def are_half_submitted(self) -> bool:
+        """Whether there are any but joins, which are always pending."""
+        return len(self.pending) > len(self._joins)
+
+    def waiting(self) -> dict[Key, Waiting]:
+        """For each tensor but joins: the ranks that have submitted it, and those that have not."""
+        return {
+            key: pending.waiting(self._excused(key, pending))
+            for key, pending in self.pending.items()
+            if pending.operation is not Operation.JOIN  # which waits for as long as the others have data
+        }
+
+    def crossings(self, before: float) -> list[KindMismatch]:
+        """The calls that wait for each other, of those that were submitted ``before`` a time in monotonic seconds."""
+        calls: dict[Subject, dict[CallKind, dict[Key, Pending]]] = {}
+        for key, pending in self.pending.items():
+            first = pending.first
+            if first is not None and pending.operation not in ONCE and pending.since <= before:
+                about, kind = subject(first)
+                calls.setdefault(about, {}).setdefault(kind, {})[key] = pending
+        return kind_mismatches((about, self._waiting(kinds)) for about, kinds in calls.items() if differ(kinds))
+
+    def _waiting(self, kinds: Mapping[CallKind, Mapping[Key, Pending]]) -> dict[CallKind, dict[Key, Waiting]]:
+        return {
+            kind: {key: pending.waiting(self._excused(key, pending)) for key, pending in tensors.items()}
+            for kind, tensors in kinds.items()
+        }
+
+    def of_keys(self, keys: Iterable[Key], before: float) -> dict[Key, Waiting]:
+        """Those of ``keys`` that are half-submitted, since ``before`` a time in monotonic seconds."""
+        found = {key: pending for key in keys if (pending := self.pending.get(key)) and pending.since <= before}
+        return {key: pending.waiting(self._excused(key, pending)) for key, pending in found.items()}
+
+    @staticmethod
+    def is_join(key: Key) -> bool:
+        """Whether ``key`` is that of a join."""
+        return key[1].startswith(JOIN)
+
+    def stalled_joins(self, tensors: Iterable[Waiting]) -> dict[Key, Waiting]:
+        """The joins that silent ranks are missing in. A rank that waits for one of ``tensors`` is not silent."""
+        busy = {rank for tensor in tensors for rank in tensor.submitted}
+        joins = ((key, pending) for key, pending in self.pending.items() if pending.operation is Operation.JOIN)
+        stalled = {key: self._joins.stalled(pending.waiting(()), busy) for key, pending in joins}
+        return {key: waiting for key, waiting in stalled.items() if waiting is not None}
+
+    def _excused(self, key: Key, pending: Pending) -> Collection[int]:
+        """The ranks that ``pending`` need not wait for."""
+        return () if pending.operation in ONCE else self._joins.ranks(key[0])
+
+    def open(self, request: Request, now: float) -> Pending:
+        """The entry for ``request``, which a rank submits now."""
+        pending = self.pending.get(request.key)
+        if pending is None:
+            members = self._sets.ranks(request.process_set)
+            pending = self.pending[request.key] = Pending(members, request.operation, now)
+            for rank, rejection in self._rejections.take(request.key).items():
+                pending.reject(rank, rejection)
+        return pending
+
+    def withdraw(self, rank: int, key: Key) -> bool:
+        """Forget that ``rank`` refused the join ``key``, which it now calls again; whether it had.
+
+        The other ranks may train, and must not wait for it until all of them join. Other calls stay refused.
+        """
+        pending = self.pending.get(key)
+        if not self.is_join(key):
+            return False
+        if pending is None:
+            return self._rejections.withdraw(key, rank)
+        found = pending.withdraw(rank)
+        if found:
+            self._complete.pop(key, None)
+        return found
+
+    def abandon(self, rank: int, key: Key) -> bool:
+        """Forget that ``rank`` has submitted ``key``, which some members have not; whether it had."""
+        pending = self.pending[key]
+        if not pending.abandon(rank):
+            return False
+        self._complete.pop(key, None)
+        if pending.count == len(pending.rejected):
+            del self.pending[key]
+            for other, rejection in pending.rejected.items():
+                self._rejections.add(other, rejection)
+        return True
+
+    def look(self, key: Key, pending: Pending) -> None:
+        """Note whether all members have submitted ``pending`` now."""
+        if pending.count == len(pending.members) or (self._joins and pending.lacks_only(self._excused(key, pending))):
+            self._complete[key] = pending
+
+    def look_again(self, process_set: int) -> None:
+        """One more rank has joined the set."""
+        for key, pending in self.pending.items():
+            if key[0] == process_set and pending.operation is not Operation.JOIN:
+                self.look(key, pending)
+
+    def take_complete(self) -> Iterator[tuple[Key, Pending]]:
+        """Remove and return the tensors that all members have submitted; an earlier one may end a later one."""
+        complete, self._complete = self._complete, {}
+        for key, pending in complete.items():
+            if self.pending.pop(key, None) is pending:  # not refused meanwhile
+                yield key, pending
+
+    def of_id(self, id: int) -> list[Key]:
+        """The tensor that ranks submitted by ``id``, which may have been dropped since."""
+        return [key for key, pending in self.pending.items() if pending.known and pending.known.response.id == id]

@@ -1,0 +1,222 @@
+"""How rank 0 exchanges messages with its coordinator, and the coordinator with the other ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from collectives.api import Changes, HorovodInternalError
+from collectives.controller.agreement import name_ranks
+from collectives.controller.coordinator import Coordinator
+from collectives.controller.errors import pack, unpack
+from collectives.controller.messages import (
+    COORDINATOR,
+    Abort,
+    Accusation,
+    Inquiry,
+    Locate,
+    Message,
+    Ping,
+    Pong,
+    RankStatus,
+    Status,
+    WaitReport,
+    Withdraw,
+)
+from collectives.controller.releases import Outgoing
+from collectives.controller.schedules import Schedule
+from collectives.engine.link import FLUSH_SECONDS, Link
+from collectives.events import EventStream, Heard
+from collectives.net.channel import Channel
+from collectives.stalls.deadlocks import DeadlockDetector
+from collectives.stalls.inspector import StallReporter
+from collectives.stalls.liveness import LivenessCheck, describe_silence, verdict
+from collectives.stalls.status import StatusTable
+from collectives.stalls.straggler_reports import StragglerReporter
+
+
+class LocalLink(Link):
+    """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
+
+    ``lookout`` and ``arbiter`` watch the tensors that wait in the coordinator, ``punctuality`` the ranks that others
+    wait for.
+    ``survey`` gets the answers to :meth:`locate`.
+    ``hosts`` are those of the ranks, and ``variable`` is the setting that bounds operations, both for messages.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        coordinator: Coordinator,
+        lookout: StallReporter,
+        arbiter: DeadlockDetector,
+        punctuality: StragglerReporter,
+        survey: StatusTable,
+        events: EventStream,
+        hosts: Sequence[str],
+        variable: str,
+    ) -> None:
+        super().__init__(channel, range(1, channel.size), events)
+        self._coordinator = coordinator
+        self._lookout = lookout
+        self._arbiter = arbiter
+        self._punctuality = punctuality
+        self._survey = survey
+        self._roll_call = LivenessCheck(self._peers)
+        self._hosts = hosts
+        self._variable = variable
+
+    @property
+    def deadline(self) -> float | None:
+        """See :class:`Link`."""
+        times = [self._coordinator.deadline, self._roll_call.deadline]
+        if not self._roll_call.is_accused:
+            times += [self._lookout.deadline, self._arbiter.deadline]
+        return min([time for time in times if time is not None], default=None)
+
+    @property
+    def is_holding(self) -> bool:
+        """See :class:`Link`."""
+        return self._coordinator.deadline is not None or self.has_kept
+
+    @property
+    def reaches_all(self) -> bool:
+        """See :class:`Link`."""
+        return True
+
+    @property
+    def is_changing(self) -> bool:
+        """See :class:`Link`."""
+        return self._coordinator.is_changing
+
+    def tell(self, message: Message) -> None:
+        """See :class:`Link`."""
+        self._receive(COORDINATOR, message)
+
+    def _receive(self, sender: int, message: Message) -> None:
+        now = time.monotonic()
+        if Heard in self._events.wanted:
+            for (process_set, name), ranks, cached in self._coordinator.submissions(sender, message):
+                self._events.publish(Heard(name, process_set, ranks, cached, now))
+        self._coordinator.receive(sender, message, now)
+
+    def hear(self) -> Iterator[Message]:
+        """See :class:`Link`."""
+        kept, self._kept = self._kept, []
+        for sender, message in chain(kept, self.arrivals()) if kept else self.arrivals():
+            if isinstance(message, Abort | Withdraw):
+                yield message
+            elif isinstance(message, Inquiry | Pong | Accusation | WaitReport | RankStatus):
+                self._hear_aside(sender, message)
+            else:
+                self._receive(sender, message)
+        now = time.monotonic()
+        if self._roll_call:
+            yield from self._results(now)
+        if not self._roll_call.is_accused:
+            fatal = self._lookout.look(self._coordinator, now)
+            if fatal is not None:
+                self.accuse(fatal)
+            self._arbiter.look(self._coordinator, now)
+        for outgoing in self._coordinator.decide(now):
+            yield from self._send(outgoing)
+
+    def unanswered(self) -> str:
+        """See :class:`Link`."""
+        return name_ranks(self._coordinator.unanswered())
+
+    # Silent ranks.
+
+    def attend(self) -> Iterator[Message]:
+        """See :class:`Link`."""
+        for sender, message in self.arrivals():
+            if isinstance(message, Abort):
+                yield message
+            elif isinstance(message, Inquiry | Pong | Accusation | WaitReport | RankStatus):
+                self._hear_aside(sender, message)
+            else:
+                self._kept.append((sender, message))
+        if self._roll_call:
+            yield from self._results(time.monotonic())
+
+    def _hear_aside(self, sender: int, message: Inquiry | Pong | Accusation | WaitReport | RankStatus) -> None:
+        """Messages that have nothing to do with the order of batches."""
+        if isinstance(message, WaitReport):
+            self._punctuality.hear(sender, message)
+        elif isinstance(message, Pong):
+            self._roll_call.answered(sender, time.monotonic())
+            self._punctuality.answered(sender)
+        elif isinstance(message, Accusation):
+            self.accuse(unpack(message.error))
+        elif isinstance(message, RankStatus):
+            self.answer(message)
+        else:
+            now = time.monotonic()
+            self._send_directly((sender,), Status(self._lookout.answer(self._coordinator, now)))
+            self._ping(self._roll_call.inquire(sender, now))
+
+    def inquire(self) -> bool:
+        """See :class:`Link`."""
+        self._ping(self._roll_call.inquire(COORDINATOR, time.monotonic()))
+        return False
+
+    def accuse(self, error: HorovodInternalError) -> None:
+        """See :class:`Link`."""
+        self._ping(self._roll_call.accuse(error, time.monotonic()))
+
+    def report_waits(self, report: WaitReport) -> None:
+        """See :class:`Link`."""
+        self._punctuality.hear(COORDINATOR, report)
+
+    def answer(self, found: RankStatus) -> None:
+        """See :class:`Link`."""
+        self._survey.hear(found, time.monotonic())
+
+    def locate(self, ranks: Sequence[int]) -> None:
+        """Ask ``ranks``, which are not this one, where they stand."""
+        self._send_directly(ranks, Locate())
+
+    def _ping(self, ranks: Sequence[int]) -> None:
+        self._send_directly(ranks, Ping())
+
+    def _results(self, now: float) -> Iterator[Message]:
+        """Send the result of the roll call to the ranks that want it, and yield it if it is for this rank."""
+        result = self._roll_call.settle(now)
+        if result is None:
+            return
+        silent, seconds, inquirers, accusation = result
+        self._punctuality.silent(silent, seconds)
+        if accusation is not None:
+            states = self.states(silent)
+            yield Abort(pack(verdict(accusation, silent, seconds, self._hosts, self._variable, states)))
+        elif silent:
+            text = describe_silence(silent, self._hosts, seconds, self.states(silent))
+            yield from self._send(Outgoing(inquirers, Status(text, silent)))
+
+    def _send(self, outgoing: Outgoing) -> Iterator[Message]:
+        """Send to the other ranks, and yield the message if it is for this rank."""
+        others = [rank for rank in outgoing.ranks if rank != COORDINATOR]
+        if others:
+            send = self._send_directly if isinstance(outgoing.message, Status) else self._send_to
+            send(others, outgoing.message)
+        if len(others) < len(outgoing.ranks):
+            yield outgoing.message
+
+    def settle(self, may_wait: Callable[[], bool]) -> None:
+        """See :class:`Link`. The peers run all older batches, then read, so this ends."""
+        while self._channel.has_unsent and may_wait():
+            self._channel.flush(FLUSH_SECONDS)
+
+    def used(self, schedule: Schedule) -> None:
+        """See :class:`Link`."""
+        self._coordinator.use(schedule)
+
+    def want_rounds(self) -> None:
+        """See :class:`Link`."""
+        self._coordinator.want_rounds()
+
+    def propose(self, changes: Changes) -> None:
+        """See :class:`Link`."""
+        self._coordinator.propose(replace(self._coordinator.parameters, **changes))

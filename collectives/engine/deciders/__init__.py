@@ -1,1 +1,0 @@
-"""Ways for the ranks to decide which tensors run next."""

@@ -1,0 +1,364 @@
+"""One rank's part in the protocol: takes submissions, exchanges messages, runs the decided batches.
+
+Only the backends wait for another rank. A method is for the thread that drives, unless its docstring says that it is
+for any thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from collectives.api import Changes, EngineError, MismatchError, Parameters, Timeouts, Topology
+from collectives.controller.messages import ABANDONED, Message, Stop
+from collectives.controller.waits import Pending, Waiting
+from collectives.engine.bypass import Decider, Trial
+from collectives.engine.link import FLUSH_SECONDS, Link
+from collectives.engine.runner import Runner
+from collectives.engine.shutdown import Ends
+from collectives.engine.work import Work
+from collectives.engine.work_table import Commands, WorkTable
+from collectives.net.channel import Channel
+from collectives.stalls.inspector import StallReporter
+from collectives.stalls.status import StatusProbe
+from collectives.stalls.watchdog import CoordinatorWatch
+
+Kind = TypeVar("Kind")
+
+
+class Dispatch:
+    """One handler for each class of messages."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[type, Callable[[Any], None]] = {}
+
+    def on(self, kind: type[Kind], handle: Callable[[Kind], None]) -> None:
+        """Make ``handle`` the handler of all messages of ``kind``; EngineError if they have one already."""
+        if kind in self._handlers:
+            raise EngineError(f"messages of kind {kind.__name__} already go to {self._handlers[kind]!r}")
+        self._handlers[kind] = handle
+
+    def __call__(self, message: Message) -> None:
+        """Call the handler; EngineError for a message that no rank expects from its coordinator."""
+        handle = self._handlers.get(type(message))
+        if handle is None:
+            raise EngineError(f"{message!r} is not a message for this rank")
+        handle(message)
+
+
+class WaitDuties:
+    """Answers the coordinator, makes ``inquiries`` and hears of the end of other ranks, inside an operation or a trial.
+
+    It also sends the answers of ``locator``. All other messages wait for the end of the operation. ``is_driving`` tells
+    whether the calling thread drives.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        dispatch: Dispatch,
+        inquiries: CoordinatorWatch,
+        locator: StatusProbe,
+        is_driving: Callable[[], bool],
+    ) -> None:
+        self._link = link
+        self._dispatch = dispatch
+        self.inquiries = inquiries
+        self._locator = locator
+        self._is_driving = is_driving
+
+    def wait(self) -> None:
+        """See :data:`collectives.backends.base.OnWait`; only the thread that drives may use the channel."""
+        if self._is_driving():
+            self.attend()
+
+    def attend(self) -> bool:
+        """On the thread that drives: do what may not wait; return whether messages have been kept for later."""
+        for message in self._link.attend():
+            self._dispatch(message)
+        self.inquiries.look()
+        self._locator.look(in_operation=True)
+        return self._link.has_kept
+
+
+class Trials:
+    """Runs one trial at a time. Until it is known whether all ranks run it, this rank does nothing else.
+
+    So each wait sends what is unsent, lets ``lookout`` report the missing ranks, ends a shutdown that takes too long,
+    notices ``commands``, and calls ``attend``, which returns whether there are messages for later. For the thread that
+    drives.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        channel: Channel,
+        runner: Runner,
+        lookout: StallReporter,
+        ends: Ends,
+        commands: Commands,
+        attend: Callable[[], bool],
+    ) -> None:
+        self._topology = topology
+        self._channel = channel
+        self._runner = runner
+        self._lookout = lookout
+        self._ends = ends
+        self._commands = commands
+        self._attend = attend
+        self._trial: Trial | None = None
+        self._since: float | None = None
+
+    def attempt(self, trial: Trial, works: Sequence[Sequence[Work]] | None = None) -> bool:
+        """Run ``trial`` if all ranks do so now; return whether they do. ``works`` are those of its batches, or None."""
+        self._trial, self._since = trial, None
+        try:
+            return self._runner.attempt(trial, self._wait, works)
+        finally:
+            self._trial = None  # it refers to the works, and so to the users' tensors
+
+    def _wait(self, absent: Sequence[int]) -> bool:
+        """See :data:`Meanwhile`."""
+        now = time.monotonic()
+        if self._channel.has_unsent:
+            self._channel.flush(FLUSH_SECONDS)
+        overdue = self._ends.ending.overdue(now, absent)
+        if overdue is not None:
+            self._ends.fail(overdue)
+        fatal = self._lookout.report(self._waiting(absent, now), now)
+        if fatal is not None:
+            self._ends.break_off(fatal)
+        return self._attend() or bool(self._commands)
+
+    def _waiting(self, absent: Sequence[int], now: float) -> Pending:
+        if self._trial is None or not absent:
+            return {}
+        if self._since is None:
+            self._since = now
+        present = tuple(rank for rank in range(self._topology.size) if rank not in absent)
+        waiting = Waiting(self._since, tuple(absent), present)
+        return {response.request.key: waiting for batch in self._trial.batches for response in batch}
+
+
+class EngineLoop:
+    """Owns the channel, and carries out the decisions of ``decider``.
+
+    ``commands`` are requests of other threads. ``dispatch`` has the handlers of all messages, of which :meth:`stop` is
+    one. ``parameters`` are those of the last batch that ran. Any thread may set ``overdue``: messages have waited for
+    long. It is unset when they are heard.
+    """
+
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        channel: Channel,
+        link: Link,
+        decider: Decider,
+        dispatch: Dispatch,
+        works: WorkTable,
+        runner: Runner,
+        trials: Trials,
+        attendance: WaitDuties,
+        ends: Ends,
+        commands: Commands,
+        parameters: Parameters,
+    ) -> None:
+        self.channel = channel
+        self.parameters = parameters
+        self.commands = commands
+        self.overdue = False
+        self.ends = ends
+        self._ending = ends.ending
+        self._timeouts = timeouts
+        self._link = link
+        self._decider = decider
+        self._decided = decider.decided
+        self._dispatch = dispatch
+        self._works = works
+        self._runner = runner
+        self._attempt = trials.attempt
+        self._attendance = attendance
+        self._inquiries = attendance.inquiries
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`step` must be called again even if no message arrives, in monotonic seconds; None: never."""
+        run = self._decided.since + self.parameters.patience if self._decided else None
+        look, end = self._inquiries.deadline, self._ending.deadline
+        times = (self._link.deadline, run, end, look, self._runner.deadline)
+        return min((time for time in times if time is not None), default=None)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only a message, or an action of another thread, gives :meth:`step` something to do."""
+        idle = not (self.commands or self._decided.batches or self._runner.flights)
+        return idle and not (self._link.is_holding or self.channel.has_unsent)
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether some decided batches have not run yet."""
+        return bool(self._decided.batches)
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that were decided, in any way; for any thread."""
+        return self._decider.worker.next_batch
+
+    @property
+    def has_works(self) -> bool:
+        """Whether any work is in flight."""
+        return bool(self._works or self._runner.flights)
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether there is no command, loss or end that a wait in the channel would miss."""
+        return not self.commands and self._ending.is_whole
+
+    def submit(self, works: Sequence[Work]) -> None:
+        """Hand ``works`` to the decider, with the next step; from any thread.
+
+        Works that failed before they were submitted are reported to the ranks that may wait for them.
+        """
+        self.commands.append(partial(self._submit, works))
+
+    def _submit(self, works: Sequence[Work]) -> None:
+        submit = self._decider.submit
+        for work in works:
+            if work.error is None:
+                submit(work.request, work.urged)
+            else:
+                self._decider.reject(work.request, str(work.error))
+
+    def urge(self, work: Work) -> None:
+        """Let no rank hold ``work`` back; from any thread."""
+        self._works.urge(work)
+        self.commands.append(lambda: self._decider.urge(work.request.key))
+
+    def abandon(self, works: Sequence[Work]) -> None:
+        """This rank does not want ``works`` any more, see :meth:`Engine.abandon`; from any thread."""
+        self.commands.append(partial(self._abandon, works))
+
+    def _abandon(self, works: Sequence[Work]) -> None:
+        if any(work.is_counted for work in works):
+            return
+        if self._works.withdraw(works):  # they wait behind a call that failed here, and that others may never make
+            for work in works:
+                self._runner.complete(work, MismatchError(ABANDONED, work.request.name))
+            return
+        for work in works:
+            refusal = self._decider.abandon(work.request.key) if self._works.has(work) else None
+            if refusal is not None:
+                self._runner.refuse(refusal)
+
+    def settle(self) -> None:
+        """An operation of a device may be over: complete its works, with the next step; from any thread."""
+        self.commands.append(self._runner.settle)
+
+    def rouse(self) -> None:
+        """Let the thread that drives look again at what it waits for, before it sleeps; from any thread."""
+        self.commands.append(lambda: None)
+
+    def propose(self, changes: Changes) -> None:
+        """On the coordinator: let ``changes`` to the parameters hold from the next batch on; from any thread."""
+        self.commands.append(partial(self._propose, changes))
+
+    def _propose(self, changes: Changes) -> None:
+        self._decider.decline()  # the ranks hear of parameters with a batch that the coordinator decides
+        self._link.propose(changes)
+
+    def step(self, eager: bool, waited: bool) -> bool:
+        """Do all pending work; return whether there was any.
+
+        Unless ``eager``, decided batches are left to the callers that will soon wait, or wait (``waited``), for them:
+        with no core to spare, a batch on the communication thread would take one from a rank that runs it, too.
+        """
+        try:
+            return self._step(eager, waited)
+        except BaseException as error:
+            self.ends.break_off(error)
+            if not isinstance(error, Exception):
+                raise
+            return True
+
+    def _step(self, eager: bool, waited: bool) -> bool:
+        active = bool(self.commands)
+        while self.commands:
+            self.commands.popleft()()
+        while self._try():
+            if not self.overdue:
+                return True
+            active = True
+        self.overdue = False
+        lost = self._ending.lost  # read first, because the last messages of the lost rank may explain more
+        for message in self._link.hear():
+            active = True
+            self._dispatch(message)
+            if self._ending.finished:
+                return True
+        if self._decided and (eager or self._is_due(waited)):
+            active = True
+            self._run_decided()
+        if self._runner.flights and self._runner.settle():
+            active = True
+        if lost is not None:
+            self.ends.fail(self._ending.loss(lost))
+        if self._works:
+            self._inquiries.look()
+        self.ends.expire()
+        return active
+
+    def _try(self) -> bool:
+        """Attempt the trials of the decider, up to the first that runs; return whether one did."""
+        while (trial := self._decider.next()) is not None:
+            if self._attempt(trial):
+                return True
+            self._decider.decline()
+        return False
+
+    def run_now(self, work: Work) -> bool:
+        """Run ``work``, a call of this rank that repeats an earlier one, if this rank has nothing else to do.
+
+        It takes the short way of such calls: no command, no submission, and no look at messages before the trial.
+        Return whether the work entered. If the ranks do not run it together now, it is submitted as any work.
+        """
+        if self.commands or self._runner.flights:
+            return False
+        trial = self._decider.repeat(work.request)
+        if trial is None or not self._works.admit(work):
+            return False
+        try:
+            if not self._attempt(trial, ((work,),)):
+                self._decider.decline()
+                self.submit((work,))
+        except BaseException as error:
+            self.ends.break_off(error)
+            if not isinstance(error, Exception):
+                raise
+        return True
+
+    def _is_due(self, waited: bool) -> bool:
+        if time.monotonic() >= self._decided.since + self.parameters.patience:
+            return True
+        requests = (response.request for batch in self._decided.batches for response in batch.responses)
+        return not waited and self._works.is_urged(requests)
+
+    def _run_decided(self) -> None:
+        """Run the decided batches; the peers must hear of them first, or they would not take part."""
+        self._link.settle(partial(self._may_settle, time.monotonic() + self._timeouts.collective))
+        batches = self._decided.batches
+        while batches and not self._ending.finished:
+            batch = batches.popleft()
+            self._runner.run(batch)
+            self._decider.ran(batch)
+
+    def _may_settle(self, deadline: float) -> bool:
+        """While messages wait for a rank that does not read: answer the others; return whether to wait for longer."""
+        self._attendance.attend()
+        return self._ending.is_whole and time.monotonic() <= deadline
+
+    def stop(self, message: Stop) -> None:
+        """The coordinator stops the job: batches that were decided before still run."""
+        self._run_decided()
+        self.ends.stop(message)

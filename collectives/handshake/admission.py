@@ -1,0 +1,234 @@
+"""The listening side: a rank admits the ranks that prove that they know the secret of the job."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
+from collectives.handshake.dial import Callee
+from collectives.handshake.frames import FrameReader, Wire, seal
+from collectives.handshake.hello import Hello, LocalEnd, OtherWorldError, objection, pack_answer, unpack_answer
+from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, FatalHelloError, Listeners
+from collectives.net.attempts import ConnectAttempt
+
+MOST_NAMED = 8
+QUESTION, GO = False, True
+"""Two answers of rank 0 to a rank that connects within its host: the time is over; all ranks have connected."""
+QUESTION_SECONDS = 0.25
+"""How long rank 0 waits for replies to its question, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An authenticated rank, and the nonce that it expects in the answers."""
+
+    wire: Wire
+    reader: FrameReader
+    hello: Hello
+    nonce: bytes
+
+    def answer(self, secret: bytes, value: object, error: BaseException | None = None) -> None:
+        """Send ``value``, or the ``error`` that keeps the ranks from connecting."""
+        self.wire.send(seal(secret, self.nonce, pack_answer(value, error)))
+
+
+class Admission:
+    """Admits the ranks ``expected``, in any order and all at once. A context manager.
+
+    When its block ends with an error, it sends the error to all admitted ranks and closes their connections.
+    ``upstream`` is rank 0, for the admission of another rank: an answer of it ends the wait for the expected ranks.
+    """
+
+    def __init__(self, end: LocalEnd, expected: Collection[int], upstream: Callee | None = None) -> None:
+        self._end = end
+        self._expected = expected
+        self._upstream = upstream
+        self._peers: dict[int, Peer] = {}
+        self._elsewhere: dict[int, str] = {}
+        self._poller = select.poll()
+        self._listeners = Listeners(end.hello, end.address, len(expected) + MOST_CANDIDATES)
+        self._candidates = Candidates(end, self._listeners, self._poller, len(expected), self._admit)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The description by which the other ranks find this admission."""
+        return self._listeners.entry
+
+    def __enter__(self) -> Admission:
+        self._listeners.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the listeners and the candidates; on an error, send it to the peers and close them, too."""
+        self._listeners.__exit__(kind, error, trace)
+        self._candidates.close()
+        if error is not None:
+            self.dismiss(error)
+
+    def dismiss(self, error: BaseException) -> None:
+        """Send ``error`` to the admitted ranks and close their connections."""
+        while self._peers:
+            _, peer = self._peers.popitem()
+            self._refuse(peer, error)
+
+    def _refuse(self, peer: Peer, error: BaseException) -> None:
+        with suppress(OSError, HorovodInternalError):
+            peer.answer(self._end.secret, None, error)
+        peer.wire.sock.close()
+
+    def admit_all(self) -> dict[int, Peer]:
+        """The expected ranks, once they are complete. Raises CollectiveTimeoutError that names the missing ones."""
+        if self._upstream is not None:
+            self._poller.register(self._upstream.sock, select.POLLIN | select.POLLRDHUP)
+        self._candidates.make_room()
+        while len(self._peers) < len(self._expected):
+            ready = self._end.attempt.poll(self._poller, self._candidates.next_look())
+            if self._end.attempt.is_over:
+                raise self._absent()
+            for descriptor in ready:
+                self._attend(descriptor)
+            self._candidates.make_room()
+        return self._peers
+
+    def answer(self, value: object) -> None:
+        """Send ``value`` to all peers. The loss of one is noticed by the next wait, or by the watch of the channel."""
+        for rank, peer in self._peers.items():
+            try:
+                peer.answer(self._end.secret, value)
+            except TimeoutError as error:
+                text = f"rank {rank} did not read the answers of rank {self._end.hello.rank} in time"
+                raise CollectiveTimeoutError(f"{text}; its process may be stopped", [rank]) from error
+            except OSError:
+                continue
+
+    def collect(self) -> dict[int, Any]:
+        """The answer of each peer, by rank. Raises a peer's error, PeerLostError, or CollectiveTimeoutError."""
+        return self._collect(self._without_offer)
+
+    def confirm(self) -> None:
+        """Wait until each peer has confirmed that it is connected within its host. Raises the errors of collect()."""
+        self._collect(self._without_confirmation)
+
+    def _collect(self, late: Callable[[Collection[int]], CollectiveTimeoutError]) -> dict[int, Any]:
+        """See :meth:`collect`; ``late`` is called with the ranks that have answered when the time is over."""
+        found: dict[int, Any] = {}
+        ranks = {peer.wire.sock.fileno(): rank for rank, peer in self._peers.items()}
+        while len(found) < len(ranks):
+            ready = self._end.attempt.wait(dict.fromkeys(ranks, select.POLLIN))
+            if not ready:
+                raise late(found)
+            for rank in [ranks[descriptor] for descriptor in ready]:
+                if rank in found:
+                    raise self._reason_of(rank, partial(late, found))
+                frame = self._read(rank)
+                if frame is not None:
+                    found[rank] = unpack_answer(frame)
+        return found
+
+    def _without_offer(self, found: Collection[int]) -> CollectiveTimeoutError:
+        ranks = sorted(set(self._peers).difference(found))
+        return CollectiveTimeoutError(f"ranks {ranks} did not send their addresses in time", ranks)
+
+    def _without_confirmation(self, found: Collection[int]) -> CollectiveTimeoutError:
+        """Names the ranks that do not answer a question; or, if all do, those that they wait for."""
+        waiting = sorted(set(self._peers).difference(found))
+        reasons = self._ask(waiting)
+        silent = [rank for rank in waiting if rank not in reasons]
+        ranks = silent or sorted({rank for reason in reasons.values() for rank in getattr(reason, "ranks", ())})
+        text = f"ranks {ranks or waiting} did not connect within their hosts in time; their processes may be stopped"
+        return CollectiveTimeoutError(text, ranks or waiting)
+
+    def _ask(self, ranks: Collection[int]) -> dict[int, Exception | None]:
+        """Why ``ranks`` have not confirmed, from those that reply at once: a stopped process does not."""
+        reasons: dict[int, Exception | None] = {}
+        waiting = {self._peers[rank].wire.sock.fileno(): rank for rank in ranks}
+        for rank in ranks:
+            with suppress(OSError):
+                self._peers[rank].answer(self._end.secret, QUESTION)
+        with ConnectAttempt(QUESTION_SECONDS) as attempt:
+            while ready := attempt.wait(dict.fromkeys(waiting, select.POLLIN)):
+                for rank in [waiting.pop(descriptor) for descriptor in ready]:
+                    reasons[rank] = self._reply(rank)
+        return reasons
+
+    def _reply(self, rank: int) -> Exception | None:
+        try:
+            frame = self._peers[rank].reader.read()
+            if frame is not None:
+                unpack_answer(frame)
+        except (OSError, HorovodInternalError, SettingsError) as error:
+            return error
+        return None
+
+    def _read(self, rank: int) -> bytes | None:
+        try:
+            return self._peers[rank].reader.read()
+        except OSError as error:
+            raise self._lost(rank, error) from error
+
+    def _reason_of(self, rank: int, late: Callable[[], CollectiveTimeoutError]) -> Exception:
+        """The reason why an admitted rank left: the error that it sent, or its loss; ``late`` where its time is over.
+
+        Such a rank does not know the missing ones.
+        """
+        try:
+            frame = self._peers[rank].reader.read()
+            if frame is not None:
+                unpack_answer(frame)
+        except OSError as error:
+            return self._lost(rank, error)
+        except CollectiveTimeoutError:
+            return late()
+        except HorovodInternalError as error:
+            return self._lost(rank, error)
+        return self._lost(rank, ConnectionResetError("the other side closed the connection"))
+
+    def _lost(self, rank: int, error: Exception) -> PeerLostError:
+        host = self._peers[rank].hello.host
+        text = f"rank {rank} on host {host!r} is gone: its process ended or its connection broke ({error}) while the "
+        return PeerLostError(text + "ranks connected; look at the output of that rank", [rank], [host])
+
+    @property
+    def _missing(self) -> list[int]:
+        return [rank for rank in self._expected if rank not in self._peers]
+
+    def _absent(self) -> CollectiveTimeoutError:
+        missing, hello = self._missing, self._end.hello
+        called = [f"rank {rank} called in {self._elsewhere[rank]}" for rank in missing if rank in self._elsewhere]
+        outside = f" ({', '.join(called[:MOST_NAMED])}; rank {hello.rank} is in {hello.world})" if called else ""
+        return CollectiveTimeoutError(
+            f"ranks {missing} of {hello.size} did not connect to rank {hello.rank} in time; look at their output, or "
+            f"raise HOROVOD_GLOO_TIMEOUT_SECONDS{outside}",
+            missing,
+        )
+
+    def _attend(self, descriptor: int) -> None:
+        if self._upstream is not None and descriptor == self._upstream.sock.fileno():
+            self._upstream.answer()
+            raise self._absent()
+        for rank, peer in self._peers.items():
+            if descriptor == peer.wire.sock.fileno():
+                raise self._reason_of(rank, self._absent)
+        self._candidates.attend(descriptor)
+
+    def _admit(self, sock: socket.socket, hello: Hello, nonce: bytes) -> None:
+        peer = Peer(Wire(sock, self._end.attempt), FrameReader(sock), hello, nonce)
+        reason = objection(hello, self._end.hello, self._missing)
+        if reason is None:
+            self._peers[hello.rank] = peer
+            self._poller.register(sock, select.POLLRDHUP)
+            return
+        self._refuse(peer, reason)
+        if not isinstance(reason, OtherWorldError) or reason.is_later:
+            raise FatalHelloError(reason)
+        self._elsewhere[hello.rank] = hello.world
+        self._candidates.warn("a rank of another world", f": {reason}")

@@ -1,0 +1,139 @@
+"""The first messages of a connection between two ranks: a hello in one direction, answers in the other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+from collectives.api import EngineError, HorovodInternalError, PeerLostError, SettingsError, ShutDownError
+from collectives.controller.errors import ErrorData, pack, unpack
+from collectives.controller.messages import Abort, decode, encode
+from collectives.cores import usable_numbers
+from collectives.net.attempts import ConnectAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank's description of itself when it connects.
+
+    ``job`` and ``round`` identify its world. ``cores`` are the numbers of as many cores as its process may use.
+    ``configuration`` has the settings that must be the same on all ranks, as name -> value.
+    """
+
+    rank: int
+    size: int
+    host: str
+    cores: tuple[int, ...] = field(default_factory=usable_numbers)
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    job: str = "job"
+    round: int = 0
+
+    @property
+    def world(self) -> str:
+        """The world, for messages."""
+        return f"round {self.round} of job {self.job!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEnd:
+    """This rank's end of the future connections.
+
+    Other hosts reach it at ``address``. ``heartbeat`` is the longest silence of another host, in seconds.
+    """
+
+    hello: Hello
+    secret: bytes
+    address: str
+    heartbeat: float
+    attempt: ConnectAttempt
+
+
+def pack_hello(hello: Hello, nonce: bytes, admission: str) -> bytes:
+    """The hello to the listener ``admission``; the answers must prove knowledge of ``nonce``."""
+    world = (hello.job, hello.round)
+    fields = (hello.rank, hello.size, hello.host, hello.cores, dict(hello.configuration), *world)
+    packed: bytes = msgpack.packb((nonce, admission, fields))
+    return packed
+
+
+def unpack_hello(data: bytes) -> tuple[Hello, bytes, str]:
+    """The hello, the nonce and the listener of :func:`pack_hello`; raises ValueError or TypeError."""
+    nonce, admission, (rank, size, host, cores, configuration, job, round) = msgpack.unpackb(data)
+    return Hello(rank, size, host, tuple(cores), dict(configuration), job, round), nonce, admission
+
+
+def pack_answer(value: object, error: BaseException | None = None) -> bytes:
+    """``value``, or the ``error`` that keeps the ranks from connecting."""
+    packed: bytes = msgpack.packb((_error_fields(error), value if error is None else None))
+    return packed
+
+
+def pack_farewell(error: BaseException) -> bytes:
+    """The reason of a rank that gives up: a control message, because the other rank may believe it connected."""
+    return encode(Abort(pack(_internal(error))))
+
+
+def unpack_answer(data: bytes) -> Any:
+    """The value of :func:`pack_answer`; raises its error, or that of :func:`pack_farewell`."""
+    fields, *rest = msgpack.unpackb(data)
+    if fields is None:
+        return rest[0]
+    if not isinstance(fields, list):
+        raise _farewell(data)
+    kind, text, details = fields
+    if kind == SettingsError.__name__:
+        raise SettingsError(text)
+    raise unpack(ErrorData(kind, text, tuple(details)))
+
+
+def _farewell(data: bytes) -> HorovodInternalError:
+    message = decode(data)
+    if isinstance(message, Abort):
+        return unpack(message.error)
+    return EngineError(f"{type(message).__name__} arrived while the ranks connected")
+
+
+def _error_fields(error: BaseException | None) -> tuple[str, str, tuple[Any, ...]] | None:
+    if error is None:
+        return None
+    if isinstance(error, SettingsError):
+        return SettingsError.__name__, str(error), ()
+    data = pack(_internal(error))
+    return data.kind, data.text, data.details
+
+
+def _internal(error: BaseException) -> HorovodInternalError:
+    if isinstance(error, HorovodInternalError):
+        return error
+    if isinstance(error, Exception):
+        return EngineError(f"unexpected {type(error).__name__}: {error}")
+    return ShutDownError(f"interrupted by {type(error).__name__}")
+
+
+class OtherWorldError(PeerLostError):
+    """The two ranks were given different worlds. ``is_later``: the world of the other rank replaces this one."""
+
+    def __init__(self, other: Hello, mine: Hello) -> None:
+        super().__init__(
+            f"rank {other.rank} is in {other.world}, rank {mine.rank} in {mine.world}; only ranks of one world can "
+            "connect: ask the launcher for the current one",
+            [other.rank],
+        )
+        self.is_later = other.job == mine.job and other.round > mine.round
+
+
+def objection(hello: Hello, mine: Hello, missing: Collection[int]) -> OtherWorldError | SettingsError | None:
+    """Why the rank of ``mine`` cannot admit that of ``hello``; ``missing`` are the ranks that it still expects."""
+    if (hello.job, hello.round) != (mine.job, mine.round):
+        return OtherWorldError(hello, mine)
+    if hello.size != mine.size:
+        return SettingsError(
+            f"rank {hello.rank} was started for {hello.size} ranks and rank {mine.rank} for {mine.size}; "
+            "start all with one HOROVOD_SIZE"
+        )
+    if hello.rank not in missing:
+        return SettingsError(f"two processes have HOROVOD_RANK={hello.rank}; give each process its own rank")
+    return None

@@ -1,0 +1,108 @@
+"""The search for rank 0, which may listen in another start or round than this rank expects."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
+from collectives.handshake.dial import Callee, GoneError, NoListenerError, call, dial
+from collectives.handshake.entries import Entries
+from collectives.handshake.hello import Hello, LocalEnd
+from collectives.net.attempts import ConnectAttempt
+
+FIRST_LOOK_SECONDS = 1.0
+LONGEST_LOOK_SECONDS = 10.0
+"""A look into the store ends after this time at the latest: hundreds of ranks may wait for rank 0."""
+CALL_SECONDS = 0.5
+"""How long a rank tries to reach a rank 0 of another round, in seconds."""
+
+
+class _LaterStartError(PeerLostError):
+    """Rank 0 is in a later start."""
+
+
+def find_center(end: LocalEnd, entries: Entries) -> tuple[Callee, int, Any]:
+    """Rank 0, which has admitted this rank, the number of the start, and the first answer."""
+    start, refused = entries.next, ""
+    while True:
+        entry = _look_up(end, entries, start, refused)
+        try:
+            if entry is not None:
+                center, first = call(end, entry, 0, partial(_await_later_start, end, entries, start))
+                return center, start, first
+        except (NoListenerError, _LaterStartError) as error:
+            refused = f"{error}, where it listened for an earlier start"
+        except BaseException as error:
+            if isinstance(error, PeerLostError):
+                entries.check(start)
+            if isinstance(error, GoneError):
+                entries.leave_reason(start, error)
+            entries.failed(start)
+            raise
+        start += 1
+
+
+def _await_later_start(end: LocalEnd, entries: Entries, start: int, seconds: float) -> None:
+    """Return after ``seconds``; _LaterStartError as soon as rank 0 listens in the start after ``start``."""
+    end.attempt.check()
+    with suppress(CollectiveTimeoutError):
+        entries.get(start + 1, seconds)
+        raise _LaterStartError("rank 0 listens elsewhere now", [0])
+
+
+def _look_up(end: LocalEnd, entries: Entries, start: int, refused: str) -> Any:
+    """Where rank 0 listens in this start, None if the start has failed.
+
+    Raises CollectiveTimeoutError, PeerLostError where an earlier start is over, and the reason why the one before has
+    failed, if rank 0 does not start again during the first look.
+    """
+    seconds, called = FIRST_LOOK_SECONDS, ""
+    while True:
+        end.attempt.check()
+        try:
+            return entries.get(start, min(seconds, end.attempt.remaining))
+        except CollectiveTimeoutError as error:
+            seconds = min(2 * seconds, LONGEST_LOOK_SECONDS)
+            round, entry = entries.current()
+            if round != end.hello.round and entry["id"] != called:
+                called = entry["id"]
+                _call(end, entry)
+            if round > end.hello.round:
+                raise _outdated(end.hello, round) from error
+            if start > entries.next:
+                entries.check(start - 1)
+            if end.attempt.remaining:
+                continue
+            if refused:
+                raise PeerLostError(refused, [0]) from error
+            raise _without_center(end.hello, round) from error
+
+
+def _call(end: LocalEnd, entry: Any) -> None:
+    """Let a rank 0 of another round refuse this rank, so that it knows of the other round, too."""
+    problems = OSError, HorovodInternalError, SettingsError
+    with suppress(*problems), ConnectAttempt(CALL_SECONDS, end.attempt.check) as attempt:
+        caller = replace(end, attempt=attempt)
+        wire = dial(caller, entry, 0)
+        with closing(wire.sock):
+            Callee(caller, 0, wire).greet(entry)
+    end.attempt.check()
+
+
+def _outdated(hello: Hello, round: int) -> PeerLostError:
+    """Rank 0 is in the later ``round``: it will never join that of ``hello``."""
+    return PeerLostError(
+        f"rank {hello.rank} is in {hello.world}, rank 0 in {replace(hello, round=round).world}; only ranks of one "
+        "world can connect: ask the launcher for the current one",
+        [0],
+    )
+
+
+def _without_center(hello: Hello, round: int) -> CollectiveTimeoutError:
+    """Rank 0 has published no start of this world; ``round`` is the last round that it has published."""
+    behind = f": it is still in round {round}" if round < hello.round else ""
+    text = f"rank 0 of {hello.world} did not come in time{behind}; look at its output, or raise "
+    return CollectiveTimeoutError(text + "HOROVOD_GLOO_TIMEOUT_SECONDS", [0])

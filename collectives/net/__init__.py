@@ -1,0 +1,1 @@
+"""Connections between processes: addresses, descriptors, attempts, channels of control messages."""

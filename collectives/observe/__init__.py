@@ -1,0 +1,1 @@
+"""The observers of an engine: timeline, metrics, autotuning, and the live page."""

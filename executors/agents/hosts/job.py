@@ -1,0 +1,375 @@
+"""One job: the agents of its driver are the loop that watches the workers of this host, and the agents of others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from collectives.cores import usable_cores
+from collectives.net.interfaces import LOOPBACK
+from executors.agents.hosts.remote import AgentPlan, OtherHosts
+from executors.agents.hosts.shell import RemoteShell
+from executors.agents.local.output import Output, Tails, say
+from executors.agents.local.supervisor import (
+    GRACE_SECONDS,
+    Ended,
+    Event,
+    MessageReceived,
+    Supervisor,
+    Unheard,
+    WorkerStarted,
+    ending_signal,
+)
+from executors.agents.local.work import NOT_STARTED, WorkerPayload
+from executors.api import ExecutorError
+from executors.dashboard.address import Address
+from executors.dashboard.dashboard import Dashboard
+from executors.driver.driver import Driver
+from executors.driver.failures import Failure, FailureKind
+from executors.job.discovery import HostDiscovery, HostWatch
+from executors.job.environment import shared_threads
+from executors.job.host import address_for, is_this_host
+from executors.job.job import Job
+from executors.membership import Limits
+
+logger = logging.getLogger(__name__)
+
+HOST = "localhost"
+START_TIMEOUT_SECONDS = 30.0
+# A shell says 128 + n for a command that signal n ended.
+BY_SIGNAL = 128
+NO_SHELL = "give --remote-shell to start ranks on other hosts"
+
+
+@dataclass(frozen=True, slots=True)
+class HostsOptions:
+    """How to run a job on hosts.
+
+    ``environment`` is added to that of this process and of the job, and must not set the variables that place a worker.
+    The workers have ``start_timeout`` seconds to come up, and ``grace`` seconds between being asked to end and being
+    killed. ``output_directory`` and ``timestamp`` are those of :class:`executors.agents.local.output.Output`;
+    ``verbose`` prints on standard error which process is which rank. ``discovery`` finds the hosts while the job runs;
+    ``hosts`` are those of a static job, with the slots that it takes, in the order of the ranks; without both, it is
+    this host, with as many slots as the job needs at most. ``shell`` starts the agents of other hosts; without it, they
+    are not used. ``dashboard`` is where the live page is served; None: there is none.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_timeout: float = START_TIMEOUT_SECONDS
+    grace: float = GRACE_SECONDS
+    output_directory: str | Path | None = None
+    timestamp: bool = False
+    verbose: bool = False
+    discovery: HostDiscovery | None = None
+    hosts: Mapping[str, int] | None = None
+    shell: RemoteShell | None = None
+    dashboard: Address | None = None
+
+
+class Program(Protocol):
+    """Handles the events of the workers of a job; workers have numbers."""
+
+    def started(self, job: HostsJob, number: int) -> None:
+        """Its process has started."""
+
+    def received(self, job: HostsJob, number: int, message: bytes) -> None:
+        """It sent ``message``."""
+
+    def failure(self, number: int, code: int, last_lines: tuple[str, ...]) -> Failure | None:
+        """The failure of a worker whose process ended with ``code``; None if it did its work."""
+
+    def has_returned(self, number: int) -> bool:
+        """Whether it did its work, however its process ends."""
+
+
+class HostsJob:
+    """One job, from the rendezvous server to the last worker: a context manager.
+
+    A failure ends a static job, and so the other workers. Leaving the block ends the workers that still run, see
+    :class:`.crew.Crew`, and raises the failure, if there was one. Of several failures it raises the likeliest cause.
+    """
+
+    def __init__(self, limits: Limits, options: HostsOptions, work: WorkerPayload, program: Program) -> None:
+        self._limits = limits
+        self._options = options
+        self._work = work
+        self._program = program
+        self._hosts = _named(options.hosts or {})
+        self._has_begun = False
+        self._job = Job(limits.size, _address(options))
+        self._dashboard = Dashboard(self._job, options.dashboard)
+        self._output = Output(limits.size, options.output_directory, options.timestamp)
+        self._is_leaving = False
+        self._has_crew = self._has_hung_up = False
+        self._unheard: set[int] = set()
+        self._wanted: set[str] = set()  # of the other hosts
+        self._unused: set[str] = set()
+        self._wanted_here = 0
+        self._others: OtherHosts | None = None
+        self._stack = ExitStack()
+        # A discovery may find any number of slots; with more ranks than cores, each has one thread in any case.
+        ranks = self._hosts.get(HOST, 1) if self._hosts else min(limits.most, max(limits.size, usable_cores()))
+        self._threads = shared_threads({**os.environ, **options.environment}, usable_cores(), ranks)
+
+    def __enter__(self) -> HostsJob:
+        with ExitStack() as stack:
+            stack.enter_context(self._job)
+            stack.enter_context(self._dashboard)
+            stack.enter_context(self._output)
+            self._tails = Tails(self._dashboard.watched(self._output))
+            self._launch = stack.enter_context(self._work.opened())
+            self.crew = stack.enter_context(Supervisor(self._options.grace))
+            self._has_crew = True
+            if self._options.shell is not None:
+                self._others = stack.enter_context(self._other_hosts(self._options.shell))
+            stack.push(self._leave)
+            self.driver = Driver(self._limits, self._job, self, self._options.start_timeout)
+            stack.callback(self.driver.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if error is None:
+            self.driver.check()
+
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ask the workers of all hosts to end where a signal ends the job, and wait for them and their output."""
+        self._is_leaving = True
+        if self._others is None or not isinstance(error, KeyboardInterrupt | SystemExit):
+            return
+        try:
+            self._others.end(None, ending_signal(error))
+            self.crew.leave(ending_signal(error), self._others.leave)
+        except BaseException:
+            self._others.hurry()
+            self.crew.hurry()
+            raise
+
+    def run(self) -> None:
+        """Return when every worker has ended and none will be started."""
+        self._find_hosts()
+        for event in self.crew.events(self._is_over):
+            self.happened(event)
+
+    def pass_on(self, number: int) -> None:
+        """Send the workers that have a handler the signal ``number``, soon; from a handler of signals, at any time."""
+        if self._has_crew:
+            self.soon(lambda: self._pass_on(number))
+        else:
+            self._missed(number)
+
+    def _pass_on(self, number: int) -> None:
+        self._has_hung_up |= number == signal.SIGHUP
+        is_heard = self.crew.pass_on(number)
+        if not (self._others is not None and self._others.pass_on(number)) and not is_heard and not self._is_leaving:
+            self._missed(number)
+
+    def _missed(self, number: int) -> None:
+        if number == signal.SIGHUP:  # the terminal is closed
+            raise SystemExit(BY_SIGNAL + number)
+        logger.warning("%s came before a rank was there that could heed it", signal.Signals(number).name)
+
+    # Agents.
+
+    def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
+        """See :class:`executors.driver.driver.Agents`. A static job raises OSError where no process can be started."""
+        number, given = _number(worker), {**environment, **self._dashboard.variables(), **self._options.environment}
+        if self._others is None or host == HOST:
+            self._start_here(number, {**os.environ, **given, **self._threads})
+        else:
+            self._others.start(number, host, given)
+
+    def _start_here(self, number: int, environment: Mapping[str, str]) -> None:
+        try:
+            self._launch(self.crew, number, environment, self._tails)
+        except OSError as error:
+            if not self._limits.is_elastic:
+                raise
+            self.soon(partial(self.not_started, number, NOT_STARTED.format(error)))
+
+    def stop(self, worker: str) -> None:
+        """See :class:`executors.driver.driver.Agents`."""
+        self.crew.stop(_number(worker))
+        if self._others is not None:
+            self._others.stop(_number(worker))
+
+    def kill(self, worker: str) -> None:
+        """See :class:`executors.driver.driver.Agents`."""
+        self.crew.kill(_number(worker))
+        if self._others is not None:
+            self._others.kill(_number(worker))
+
+    def end(self, spare: str | None = None) -> None:
+        """See :class:`executors.driver.driver.Agents`."""
+        number = None if spare is None else _number(spare)
+        self.crew.end(number)
+        if self._others is not None:
+            self._others.end(number)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """See :class:`executors.driver.driver.Agents`."""
+        self.crew.after(seconds, action)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """See :class:`executors.driver.driver.Agents`."""
+        self.crew.soon(action)
+
+    # Hosts.
+
+    def _find_hosts(self) -> None:
+        if self._options.discovery is not None:
+            self._stack.enter_context(HostWatch(self._options.discovery, self._found, self.soon))
+        elif self._hosts:
+            if self._others is not None:
+                self._others.wanted({name: count for name, count in self._hosts.items() if name != HOST})
+            self.agents_changed()
+        else:
+            self.driver.found({HOST: self._limits.most})
+
+    def _found(self, slots: Mapping[str, int]) -> None:
+        others = {name: count for name, count in slots.items() if not is_this_host(name)}
+        self._wanted_here = sum(slots.values()) - sum(others.values())
+        for name in self._wanted - others.keys():
+            self.driver.host_unusable(name, None)
+        self._wanted = set(others)
+        if self._others is not None:
+            self._others.wanted(others)
+        else:
+            self._do_without(others)
+        self.agents_changed()
+
+    def _do_without(self, hosts: Iterable[str]) -> None:
+        for name in hosts:
+            self.driver.host_unusable(name, NO_SHELL)
+            if name not in self._unused:
+                logger.warning("host %s is not used: %s", name, NO_SHELL)
+            self._unused.add(name)
+
+    def agents_changed(self) -> None:
+        """See :class:`.others.Reporter`."""
+        if self._is_leaving:
+            return
+        ready = {} if self._others is None else self._others.ready()
+        if not self._hosts:
+            self.driver.found(({HOST: self._wanted_here} if self._wanted_here else {}) | ready)
+        elif not self._has_begun and self._hosts.keys() <= {HOST, *ready}:
+            self._has_begun = True
+            self.driver.found(self._hosts)
+
+    def host_lost(self, host: str, text: str) -> None:
+        """See :class:`.others.Reporter`."""
+        if not self._is_leaving:
+            self.driver.host_lost(host, text, lambda worker: self._program.has_returned(_number(worker)))
+
+    def host_unusable(self, host: str, text: str) -> None:
+        """See :class:`.others.Reporter`. A static job needs all of its hosts at the start."""
+        if self._is_leaving:
+            return
+        told = f"host {host} cannot be used: {text}"
+        if self._hosts and not self._has_begun:
+            raise ExecutorError(told)
+        logger.warning(told)
+        if host in self._wanted:
+            self.driver.host_unusable(host, text)
+
+    def _other_hosts(self, shell: RemoteShell) -> OtherHosts:
+        plan = AgentPlan(shell, self._work, self._options.start_timeout, self._options.grace, self._limits.most)
+        return OtherHosts(self._job, plan, self.crew, self._tails, self)
+
+    def _is_over(self) -> bool:
+        return self.driver.is_over and (self._others is None or self._others.leave())
+
+    # Events.
+
+    def happened(self, event: Event) -> None:
+        """Act on an event of a worker, here or on another host."""
+        if event.rank < 0:
+            self._agent_happened(event)
+        elif self._is_leaving:
+            return
+        elif isinstance(event, WorkerStarted):
+            self._started(event)
+        elif isinstance(event, MessageReceived):
+            self._program.received(self, event.rank, event.message)
+        elif isinstance(event, Unheard):
+            self._not_heard(event)
+        else:
+            self._ended(event)
+
+    def not_started(self, number: int, text: str) -> None:
+        """See :class:`.others.Reporter`."""
+        if not self._is_leaving:
+            self.driver.failed(f"worker-{number}", Failure(FailureKind.EXIT, text, has_begun=False))
+
+    def _agent_happened(self, event: Event) -> None:
+        if isinstance(event, Ended) and self._others is not None:
+            self._others.agent_ended(event)
+
+    def _started(self, event: WorkerStarted) -> None:
+        if self._options.verbose:
+            host = self.driver.host_of(f"worker-{event.rank}")
+            size = "" if self._limits.is_elastic else f" of {self._limits.size}"
+            say(f"{self._name(event.rank)}{size} is process {event.pid} on {host}")
+        self._program.started(self, event.rank)
+
+    def _not_heard(self, event: Unheard) -> None:
+        """Say it once for each signal, with the first of its workers."""
+        if event.number not in self._unheard:
+            name = signal.Signals(event.number).name
+            logger.warning("%s has no handler for %s, and goes on without it", self._name(event.rank), name)
+        self._unheard.add(event.number)
+
+    def _name(self, number: int) -> str:
+        return f"worker-{number}" if self._limits.is_elastic else f"rank {number}"
+
+    def _ended(self, event: Ended) -> None:
+        self._check_hung_up(event)
+        worker = f"worker-{event.rank}"
+        failure = self._program.failure(event.rank, event.code, self._tails.last_lines(event.rank))
+        if failure is None:
+            self.driver.done(worker)
+        else:
+            self.driver.failed(worker, failure)
+
+    def _check_hung_up(self, event: Ended) -> None:
+        """A closed terminal ends a job whose ranks have no handler, also an elastic one."""
+        if self._has_hung_up and _signal_of(event.code) == signal.SIGHUP and not self.driver.is_over:
+            raise SystemExit(BY_SIGNAL + signal.SIGHUP)
+
+
+def _signal_of(code: int) -> int:
+    """The signal of an exit code, also of a shell."""
+    return -code if code < 0 else code - BY_SIGNAL
+
+
+def _number(worker: str) -> int:
+    return int(worker.rpartition("-")[2])
+
+
+def _named(hosts: Mapping[str, int]) -> dict[str, int]:
+    """``hosts`` with one name for this host, also if it has several of its names."""
+    named: dict[str, int] = {}
+    for name, count in hosts.items():
+        known = HOST if is_this_host(name) else name
+        named[known] = named.get(known, 0) + count
+    return named
+
+
+def _address(options: HostsOptions) -> str:
+    """The address of this host for the others: on the way to the first of them where the hosts are known."""
+    if options.shell is None:
+        return LOOPBACK
+    return address_for(options.hosts or (), {**os.environ, **options.environment})

@@ -1,0 +1,199 @@
+"""The connection from a task to the driver: carries the output of the worker, and shows when one of the two ends.
+
+The driver sends a nonce. The task answers with one frame: its identity, under an HMAC of the job's secret. The driver
+accepts or refuses in one byte. From then on the task sends frames: one byte for the kind, then data. Each side takes
+the end of the connection for the end of the other side, unless the task has sent GOODBYE. Frames of output and warnings
+are not authenticated, because they are only shown. The frame of a failure is unpickled, so it has an HMAC. An outcome
+comes in frames of RESULT and ends with one of RESULT_END, which has the HMAC of all. The driver answers it in one byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import select
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from collectives.net.attempts import attempts
+from collectives.net.sockets import end_in_silence
+from executors.agents.local.output import Sink
+from executors.api import JobSecret
+from executors.job.connection import Frames
+from executors.job.server import receive
+
+NONCE_BYTES = 32
+DIGEST_BYTES = 32
+ACCEPTED, REFUSED = b"+", b"-"
+STREAMS = {"stdout": b"o", "stderr": b"e"}
+GOODBYE = b"."
+FAILURE = b"f"
+WARNING = b"w"
+RESULT = b"r"
+RESULT_END = b"R"
+LONGEST_FRAME = 1 << 20
+RESULT_BYTES = LONGEST_FRAME // 2
+CLOSED = "it closed the connection"
+DIAL_SECONDS = 5.0
+# A driver with hundreds of tasks may be slow to accept; one behind a firewall never accepts.
+REACH_SECONDS = 15.0
+# A driver that reads nothing for this time, or that is on a silent host, counts as gone.
+SILENCE_SECONDS = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdentity:
+    """The task of ``rank``, on ``host``, which has the name ``host_name``."""
+
+    rank: int
+    host: str
+    host_name: str
+
+    def seal(self, secret: JobSecret, nonce: bytes) -> bytes:
+        """The answer of the task to ``nonce``."""
+        return sealed(secret, nonce, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def unseal(cls, secret: JobSecret, nonce: bytes, data: bytes) -> TaskIdentity:
+        """The identity in ``data``. Raises PermissionError if its author does not know ``secret``."""
+        return cls(**json.loads(unsealed(secret, nonce, data)))
+
+
+def sealed(secret: JobSecret, nonce: bytes, data: bytes) -> bytes:
+    """``data`` behind its HMAC."""
+    return digest_of(secret, nonce, data) + data
+
+
+def unsealed(secret: JobSecret, nonce: bytes, data: bytes) -> bytes:
+    """The content of :func:`sealed` data. Raises PermissionError if their author does not know ``secret``."""
+    digest, text = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    if not hmac.compare_digest(digest, digest_of(secret, nonce, text)):
+        raise PermissionError("the peer does not know the secret of the job")
+    return text
+
+
+def digest_of(secret: JobSecret, nonce: bytes, data: bytes | bytearray) -> bytes:
+    """The HMAC of ``data`` on the connection with this ``nonce``."""
+    digest = hmac.new(secret.key, nonce, hashlib.sha256)
+    digest.update(data)
+    return digest.digest()
+
+
+class DriverConnection:
+    """An accepted connection. Threads may share it, until it is closed."""
+
+    def __init__(self, sock: socket.socket, secret: JobSecret, nonce: bytes) -> None:
+        self._socket = sock
+        self._secret = secret
+        self._nonce = nonce
+        self._sending = threading.Lock()  # owner: the thread that sends a frame; bound and abort: those of send()
+
+    def fileno(self) -> int:
+        """The descriptor. Until :meth:`deliver` it becomes readable only when the driver is gone."""
+        return self._socket.fileno()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the driver is gone."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def sink(self, rank: int, name: str) -> Sink:
+        """See :class:`executors.agents.local.output.Sinks`."""
+        return _OutputSink(self, STREAMS[name])
+
+    def send(self, kind: bytes, data: bytes | memoryview = b"") -> None:
+        """Send a frame. If the driver is gone, nothing is raised; :attr:`lost` becomes true."""
+        message = kind + data
+        # Bound: SILENCE_SECONDS without progress, by the kernel; abort: the driver hangs up.
+        try:
+            with self._sending:
+                self._socket.sendall(Frames.header(message) + message)
+        except OSError:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def warn(self, text: str) -> None:
+        """Let the driver log a warning."""
+        self.send(WARNING, text.encode())
+
+    def report(self, failure: bytes) -> None:
+        """Send a pickled :class:`.Outcome` to the driver before Spark does, unless it is too long for a frame."""
+        if len(failure) < LONGEST_FRAME - DIGEST_BYTES:
+            self.send(FAILURE, sealed(self._secret, self._nonce, failure))
+
+    def deliver(self, outcome: bytes) -> bool:
+        """Send a pickled :class:`.Outcome` of any length. Returns whether the driver has all of it."""
+        view = memoryview(outcome)
+        for start in range(0, len(view), RESULT_BYTES):
+            self.send(RESULT, view[start : start + RESULT_BYTES])
+        self.send(RESULT_END, digest_of(self._secret, self._nonce, outcome))
+        # Bound: SILENCE_SECONDS of a host that is gone, by the kernel; abort: the driver hangs up.
+        try:
+            return self._socket.recv(1) == ACCEPTED
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+class _OutputSink:
+    def __init__(self, connection: DriverConnection, kind: bytes) -> None:
+        self._connection = connection
+        self._kind = kind
+
+    def feed(self, data: bytes) -> None:
+        self._connection.send(self._kind, data)
+
+    def close(self) -> None:
+        """Nothing: the owner of the connection closes it."""
+
+
+def connect_to_driver(
+    addresses: Sequence[str], port: int, secret: JobSecret, identity: TaskIdentity
+) -> DriverConnection | None:
+    """The connection to the driver at one of ``addresses``; None if it cannot be reached, which is logged.
+
+    Tries for REACH_SECONDS, with DIAL_SECONDS for each attempt. Raises ConnectionRefusedError if the driver has another
+    task of this rank, or is about to end.
+    """
+    problems: dict[str, str] = {}
+    for _ in attempts(REACH_SECONDS):
+        for address in addresses:
+            try:
+                sock = socket.create_connection((address, port), DIAL_SECONDS)
+            except OSError as error:
+                problems[address] = f"the driver cannot be reached at {address} port {port} ({error})"
+                continue
+            try:
+                return _introduce(sock, secret, identity)
+            except ConnectionRefusedError:
+                sock.close()
+                raise
+            except OSError as error:
+                sock.close()
+                problems[address] = f"{address} port {port} is not the driver ({error})"
+    for problem in problems.values():
+        logger.warning(problem)
+    return None
+
+
+def _introduce(sock: socket.socket, secret: JobSecret, identity: TaskIdentity) -> DriverConnection:
+    nonce = receive(sock, NONCE_BYTES, CLOSED)
+    message = identity.seal(secret, nonce)
+    sock.sendall(Frames.header(message) + message)
+    if receive(sock, 1, CLOSED) != ACCEPTED:
+        raise ConnectionRefusedError(f"the driver has another task of rank {identity.rank}, or is about to end")
+    end_in_silence(sock, SILENCE_SECONDS)
+    sock.settimeout(None)
+    return DriverConnection(sock, secret, nonce)

@@ -1,0 +1,1 @@
+"""The driver of a job: executes what the membership decides."""

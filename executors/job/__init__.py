@@ -1,0 +1,1 @@
+"""What jobs of every kind have: store, secret, environment, hosts, arguments, loop, connections."""

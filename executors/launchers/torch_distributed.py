@@ -1,0 +1,70 @@
+"""Pure: torchrun, and all launchers that set its variables: Azure ML, Kubeflow's PyTorchJob, a Job of Kubernetes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from executors.launchers.known_ports import KnownPorts, Trust, ports_of
+from executors.launchers.place import Place, number, text
+from executors.launchers.shared_folder import FOLDER
+
+REMEDY = f"set MASTER_ADDR to the host of rank 0, or {FOLDER} to a folder that all hosts share"
+LAUNCHER = "a launcher for torch.distributed"
+
+
+class TorchDistributed:
+    """RANK, WORLD_SIZE and MASTER_ADDR; torchrun adds the place on the host.
+
+    Rank 0 does not listen on MASTER_PORT, which torch.distributed needs, but on a port that is derived from it.
+    """
+
+    def place(self, environment: Mapping[str, str]) -> Place | None:
+        """See :class:`.Launcher`."""
+        rank, size = number(environment, "RANK"), number(environment, "WORLD_SIZE")
+        master = text(environment, "MASTER_ADDR")
+        if rank is None or size is None or not text(environment, "MASTER_ADDR", "LOCAL_RANK", FOLDER):
+            return None
+        # Not TORCHELASTIC_RESTART_COUNT: each agent counts the failures of its own ranks. A new start has the name of
+        # the one before, whose ranks have ended: every agent ends its own before it asks the others for a new start.
+        names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+        job = " ".join(["torch", *(text(environment, name) for name in names)])
+        is_one_host = number(environment, "LOCAL_WORLD_SIZE") == size
+        return Place(
+            launcher="torchrun" if text(environment, "LOCAL_RANK") else LAUNCHER,
+            variable="WORLD_SIZE",
+            rank=rank,
+            size=size,
+            job=job,
+            rendezvous=self._rendezvous(environment, master, job, is_one_host),
+            node=_node(environment),
+            remedy=REMEDY,
+        )
+
+    def _rendezvous(
+        self, environment: Mapping[str, str], master: str, job: str, is_one_host: bool
+    ) -> KnownPorts | None:
+        ports = ports_of(environment, job)
+        if is_one_host:
+            return KnownPorts.on_this_host(ports)
+        # A home directory that all hosts share is rare among the users of these launchers.
+        return KnownPorts((master,), ports, Trust.NETWORK) if master else None
+
+
+class WithoutAddress:
+    """RANK and WORLD_SIZE alone: one of several processes, which would otherwise train a model of its own.
+
+    Scripts for srun set both, too, and leave the address to srun.
+    """
+
+    def place(self, environment: Mapping[str, str]) -> Place | None:
+        """See :class:`.Launcher`."""
+        rank, size = number(environment, "RANK"), number(environment, "WORLD_SIZE")
+        if rank is None or size is None:
+            return None
+        return Place(LAUNCHER, "WORLD_SIZE", rank, size, job="torch", rendezvous=None, remedy=REMEDY)
+
+
+def _node(environment: Mapping[str, str]) -> str:
+    """torchrun may run several groups of ranks, each with its own local ranks, on one machine."""
+    group = text(environment, "GROUP_RANK")
+    return f"group {group}" if group else ""

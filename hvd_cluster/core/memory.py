@@ -1,0 +1,174 @@
+"""Memory for large results, which is used again once no array views it.
+
+The kernel hands out new memory page by page, and clears each page first. For a result of 64 MB that takes longer than
+the collective itself. So a returned block is kept for the next result of its size, and new blocks consist of huge pages
+if the kernel has them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+MINIMUM = 1 << 18
+"""The smallest result, in bytes, that gets a block; smaller ones come from the framework's own allocator."""
+KEPT_BYTES = 1 << 28
+"""The most bytes of unused blocks that a process keeps."""
+KEPT_SECONDS = 5.0
+"""Seconds; blocks that stay unused for one to two times this long go back to the kernel."""
+HUGE_PAGE = 1 << 21
+JOIN_SECONDS = 1.0
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class _Block:
+    """``size`` bytes, private to this process: a forked child has a copy."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.since = 0.0
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if size >= HUGE_PAGE:
+            with suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        self._whole = np.frombuffer(memory, np.uint8)
+        self.address = int(self._whole.__array_interface__["data"][0])
+
+
+class _Lease:
+    """Only the views of a block keep its lease alive: the lease ends with the last view."""
+
+    __slots__ = ("__array_interface__", "_block", "_give_back")
+
+    def __init__(self, block: _Block, nbytes: int, give_back: Callable[[_Block], None]) -> None:
+        self._block = block
+        self._give_back = give_back
+        self.__array_interface__ = {"data": (block.address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        self._give_back(self._block)
+
+
+class _Range:
+    """``nbytes`` from ``address``, in NumPy's words."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"data": (address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+
+def at(address: int, nbytes: int) -> Bytes:
+    """The ``nbytes`` from ``address``, which belong to the caller, to read only."""
+    return np.asarray(_Range(address, nbytes))
+
+
+class ResultMemory:
+    """Hands out arrays. Any thread may call it.
+
+    The garbage collector may drop the last view of an array in any thread, at any point of a program. So giving back
+    takes no lock: each step on the unused blocks is a single operation on a list or a dict.
+    """
+
+    def __init__(self) -> None:
+        self._unused: dict[int, list[_Block]] = {}
+        self._keeps = False
+        self._was_taken = False
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        # Owned by this object, held to start or end the thread; reentrant, as a signal handler may call shutdown().
+        self._lock = threading.RLock()
+
+    def take(self, nbytes: int) -> Bytes:
+        """``nbytes`` of memory with any content. MemoryError or OSError if there is no memory."""
+        size = _rounded(nbytes)
+        self._was_taken = True
+        if not self._keeps:
+            self._begin()
+        try:
+            block = self._unused[size].pop()
+        except (KeyError, IndexError):
+            block = _Block(size)
+        return np.asarray(_Lease(block, nbytes, self._give_back))
+
+    @property
+    def unused_bytes(self) -> int:
+        """The bytes that are kept for later results."""
+        return sum(size * len(blocks) for size, blocks in self._unused.copy().items())
+
+    def close(self) -> None:
+        """Release the unused blocks. Blocks that are freed later are released at once, until memory is taken again."""
+        with self._lock:
+            self._stop.set()
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join(JOIN_SECONDS)
+            self._end()
+
+    def forget(self) -> None:
+        """Start afresh in a forked child: it lacks the thread, and may lack the thread that owns the lock."""
+        self._lock, self._stop = threading.RLock(), threading.Event()
+        self._thread = None
+        self._end()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self._keeps:
+                self._keeps, self._stop = True, threading.Event()
+                # Owned by this object; it ends when nothing was taken for KEPT_SECONDS, or by close(), which joins it.
+                thread = threading.Thread(target=self._watch, args=(self._stop,), name="hvd-results", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no thread can start, as at the end of the interpreter: keep nothing
+                    self._keeps = False
+                else:
+                    self._thread = thread
+
+    def _watch(self, stop: threading.Event) -> None:
+        while self._was_taken:
+            self._was_taken = False
+            if stop.wait(KEPT_SECONDS):
+                return
+            self._let_go_of_the_old(time.monotonic() - KEPT_SECONDS)
+        self._end()
+
+    def _end(self) -> None:
+        self._keeps = False
+        self._unused.clear()
+
+    def _let_go_of_the_old(self, before: float) -> None:
+        for blocks in self._unused.copy().values():
+            with suppress(IndexError):  # empty, or another thread took the last one
+                while blocks[0].since < before:
+                    blocks.pop(0)
+
+    def _give_back(self, block: _Block) -> None:
+        if not self._keeps or not self._has_room(block.size):
+            return
+        block.since = time.monotonic()
+        self._unused.setdefault(block.size, []).append(block)
+        if not self._keeps:
+            self._unused.clear()
+
+    def _has_room(self, size: int) -> bool:
+        """Whether a block of ``size`` may be kept; blocks of other sizes go first."""
+        if self.unused_bytes + size > KEPT_BYTES:
+            for other in self._unused.copy():
+                if other != size:
+                    self._unused.pop(other, None)
+        return self.unused_bytes + size <= KEPT_BYTES
+
+
+def _rounded(nbytes: int) -> int:
+    """At most an eighth more, so that results of nearly the same size share blocks."""
+    step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+results = ResultMemory()
+os.register_at_fork(after_in_child=results.forget)

@@ -1,0 +1,121 @@
+"""Python objects through collectives: cloudpickle, a header, then bytes. Shared by all bindings.
+
+The header is the number of bytes, and whether they are an object or the text of an error: a rank that cannot pickle its
+object sends the reason, because the others already wait for it.
+"""
+
+from __future__ import annotations
+
+import io
+import traceback
+from typing import Any, NamedTuple, TypeVar
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from collectives.api import InvalidRequestError, Operation
+from collectives.buffers import as_buffer
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.arrays import gathered
+from hvd_cluster.ops.operands import run
+from hvd_cluster.ops.submission import start
+
+T = TypeVar("T")
+
+
+class _Parcel(NamedTuple):
+    """The message of a rank: a pickled object, or the reason why it could not be pickled."""
+
+    data: npt.NDArray[np.uint8]
+    failed: bool = False
+
+    @property
+    def header(self) -> npt.NDArray[np.int64]:
+        return np.array([self.data.size, self.failed], np.int64)
+
+
+def broadcast_object(
+    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> T:
+    """``obj`` of the global rank ``root_rank``, on every member; the objects of the others are ignored.
+
+    cloudpickle must be able to pickle the object. Data comes only from ranks of this job. The pickle needs memory in
+    addition to the object. Raises InvalidRequestError on every member if the object cannot be pickled, and on each
+    member that cannot unpickle it; HorovodInternalError when a rank is lost.
+    """
+    is_root = basics.rank() == root_rank
+    parcel = _pickle(obj) if is_root else _Parcel(np.empty(0, np.uint8))
+    length, failed = _broadcast(parcel.header, root_rank, _suffixed(name, "sz"), process_set).tolist()
+    data = parcel.data if is_root else np.empty(length, np.uint8)
+    _broadcast(data, root_rank, _suffixed(name, "t"), process_set)
+    if failed:
+        raise _not_pickled(root_rank, data)
+    return obj if is_root else _unpickle(data, root_rank)
+
+
+def _pickle(obj: object) -> _Parcel:
+    file = io.BytesIO()  # its memory is sent as it is, with no copy
+    try:
+        cloudpickle.dump(obj, file)
+    except Exception as error:  # noqa: BLE001  pickling runs code of the user
+        text = f"an object of type {type(obj).__name__} cannot be pickled ({described(error)})"
+        return _Parcel(np.frombuffer(bytearray(text, "utf-8", "replace"), np.uint8), failed=True)
+    return _Parcel(np.frombuffer(file.getbuffer(), np.uint8))
+
+
+def _unpickle(data: npt.NDArray[np.uint8], rank: int) -> Any:
+    try:
+        return cloudpickle.loads(data)
+    except Exception as error:
+        raise InvalidRequestError(
+            f"the object of rank {rank} cannot be unpickled on rank {basics.rank()} ({described(error)}); its classes "
+            "must be there on all ranks"
+        ) from error
+
+
+def described(error: Exception) -> str:
+    """Class and text of ``error``, even if ``str()`` of it fails."""
+    return traceback.format_exception_only(error)[0].strip()
+
+
+def _not_pickled(rank: int, text: npt.NDArray[np.uint8]) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"rank {rank}: {text.tobytes().decode()}; send plain data, and make locks, files and connections where they "
+        "are used"
+    )
+
+
+def _suffixed(name: str | None, suffix: str) -> str | None:
+    return None if name is None else f"{name}.{suffix}"
+
+
+def _broadcast(array: npt.NDArray[Any], root_rank: int, name: str | None, process_set: ProcessSet) -> npt.NDArray[Any]:
+    buffer = as_buffer(array)
+    start(Operation.BROADCAST, buffer, buffer, name, process_set, wait=True, root_rank=root_rank)
+    return array
+
+
+def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
+    """The objects of all members that have not joined, in rank order. Raises as :func:`broadcast_object`."""
+    headers, pieces = _gathered(_pickle(obj), name, process_set)
+    for (_, failed, rank), piece in zip(headers, pieces, strict=True):
+        if failed:
+            raise _not_pickled(rank, piece)
+    return [_unpickle(piece, rank) for (_, _, rank), piece in zip(headers, pieces, strict=True)]
+
+
+def _gathered(
+    parcel: _Parcel, name: str | None, process_set: ProcessSet
+) -> tuple[list[list[int]], list[npt.NDArray[np.uint8]]]:
+    """Size, failure and rank of each member's parcel, and its contents."""
+    header = np.append(parcel.header, basics.rank())
+    headers = _allgather(header, _suffixed(name, "sz"), process_set).reshape(-1, 3)
+    gathered = _allgather(parcel.data, _suffixed(name, "t"), process_set)
+    return headers.tolist(), np.split(gathered, np.cumsum(headers[:-1, 0]))
+
+
+def _allgather(array: npt.NDArray[Any], name: str | None, process_set: ProcessSet) -> npt.NDArray[Any]:
+    result: npt.NDArray[Any] = run(Operation.ALLGATHER, gathered, array, name, process_set)
+    return result

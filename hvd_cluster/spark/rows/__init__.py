@@ -1,0 +1,1 @@
+"""The rows of a DataFrame on their way into the ranks that train on them."""

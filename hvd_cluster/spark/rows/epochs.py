@@ -1,0 +1,84 @@
+"""Open files on their way into a process that ``multiprocessing`` starts, such as a worker of a ``DataLoader``."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import context, reduction
+from typing import Any
+
+from hvd_cluster.spark.rows.loader_worker import LoaderWorker
+
+
+def sent(descriptors: Sequence[int]) -> list[Any]:
+    """Objects to pickle instead of ``descriptors``; the started process passes them to :func:`received`.
+
+    Raises TypeError if no process is being started.
+    """
+    if context.get_spawning_popen() is None:
+        raise TypeError(
+            "a shard cannot be pickled: its rows are in open files of this process; only processes that this one "
+            "starts can share them, such as those of DataLoader(shard, num_workers=2)"
+        )
+    return [reduction.DupFd(descriptor) for descriptor in descriptors]
+
+
+def received(descriptors: Sequence[Any]) -> list[int]:
+    """The descriptors in this process, where they stay open until it ends."""
+    return [descriptor.detach() for descriptor in descriptors]
+
+
+RECORD = struct.Struct("=Qq")
+Record = tuple[int, int]
+
+
+class EpochLog:
+    """Counts epochs in a file that the processes share: each iterator appends a record, and counts those before it.
+
+    The workers of a ``DataLoader`` have the same key in an epoch, and so find the same number. An append is atomic, so
+    there is no lock that a process could still hold when it is killed or forked.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (sent([self._descriptor]),)
+
+    def begin(self, worker: LoaderWorker) -> int:
+        """The number of the epoch, from 0, of an iterator that begins now in ``worker``."""
+        os.write(self._descriptor, RECORD.pack(worker.key, worker.number))
+        data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        return epoch_of_last(list(RECORD.iter_unpack(data)), (worker.key, worker.number))
+
+
+def epoch_of_last(records: Sequence[Record], own: Record) -> int:
+    """The epoch of the last of the ``records`` that is equal to ``own``.
+
+    A record is the key of a loader and the number of one of its workers. Workers that live for several epochs repeat
+    their records: the first of each worker are one epoch, the second another.
+    """
+    epochs: dict[Record, int] = {}
+    times: dict[Record, int] = {}
+    for record in records:
+        times[record] = times.get(record, 0) + 1
+        epochs.setdefault((record[0], times[record]), len(epochs))
+    return epochs[own[0], times[own]]
+
+
+@contextmanager
+def open_epoch_log() -> Iterator[EpochLog]:
+    """A log without epochs, in memory that forked and started processes share."""
+    descriptor = os.memfd_create("hvd-epochs")
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
+        yield EpochLog(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _received(descriptors: Sequence[Any]) -> EpochLog:
+    return EpochLog(*received(descriptors))

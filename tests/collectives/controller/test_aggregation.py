@@ -1,0 +1,325 @@
+"""How the ranks of a host speak with one voice."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collectives.api import Operation, Request
+from collectives.controller.aggregation import Aggregator
+from collectives.controller.errors import ErrorData
+from collectives.controller.messages import Abort, Leave, Left, Ready, Refuse, Response, Run, Together, Unknown
+from collectives.controller.process_sets import ProcessSets
+from tests.collectives.controller.hosted_simulation import HostedWorld, expanded
+from tests.collectives.controller.negotiation_simulation import outcomes
+from tests.collectives.controller.test_negotiation import scripts
+
+JOIN = Request("join", Operation.JOIN)
+HERE = (2, 3, 5)
+
+
+def tensor(name="a", process_set=0, **fields):
+    return Request(name, Operation.ALLREDUCE, process_set=process_set, **fields)
+
+
+def run(*responses, forget=()):
+    """They run together, for the first time."""
+    return Run((tuple(each.id for each in responses),), responses, forget)
+
+
+@pytest.fixture
+def host():
+    """The aggregator of ranks 2, 3 and 5 out of six; ids 1 and 2 are on all ranks, 3 on ranks 1 and 3, 4 on 2 and 5."""
+    aggregator = Aggregator(HERE, ProcessSets(6, [(1, 3), (2, 5)]))
+    aggregator.down(run(Response(1, tensor("a")), Response(2, tensor("b"))))
+    aggregator.down(run(Response(3, tensor("c", 1))))
+    aggregator.down(run(Response(4, tensor("d", 2))))
+    return aggregator
+
+
+def say(aggregator, *ranks, ids=(1,), urgent=(), requests=()):
+    """The messages to the coordinator while ``ranks`` send the same, one after the other."""
+    message = Ready(requests, ids, urgent_ids=urgent)
+    return [each for rank in ranks for each in aggregator.up(rank, message)]
+
+
+# Together.
+
+
+def test_an_id_goes_up_once_when_all_of_the_host_have_said_it(host):
+    for _ in range(2):
+        assert say(host, 5, 2) == []
+        assert host.holds
+        assert say(host, 3) == [(None, Together(HERE, (1,)))]
+        assert not host.holds
+        host.down(Run(((1,),)))
+
+
+def test_ids_that_come_together_go_together_for_each_group_of_ranks(host):
+    assert say(host, 2, ids=(1, 2, 4)) == []
+    assert say(host, 5, ids=(4, 2, 1)) == [(None, Together((2, 5), (4,)))]
+    assert say(host, 3, ids=(2, 1)) == [(None, Together(HERE, (2, 1)))]
+
+
+def test_a_rank_that_is_alone_here_in_a_set_speaks_for_itself(host):
+    assert say(host, 3, ids=(3,), urgent=(3,)) == [(3, Ready(ids=(3,), urgent_ids=(3,)))]
+
+
+def test_an_urgency_before_the_last_word_goes_with_it(host):
+    assert say(host, 2, urgent=(1,)) == []
+    assert say(host, 3, 5, urgent=(1,)) == [(None, Together(HERE, (1,), (1,)))]
+
+
+def test_an_urgency_after_the_last_word_goes_at_once_and_once(host):
+    say(host, *HERE)
+    assert say(host, *HERE, ids=(), urgent=(1,)) == [(None, Together(HERE, (), (1,)))]
+
+
+def test_an_urgency_is_over_when_the_tensor_has_run(host):
+    say(host, *HERE, urgent=(1,))
+    host.down(Run(((1,),)))
+    assert say(host, 3, ids=(), urgent=(1,)) == []
+    assert say(host, *HERE) == [(None, Together(HERE, (1,)))]
+
+
+# Apart.
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready((tensor("new"),), urgent=((0, "new"),)),
+        Ready(urgent=((0, "new"),)),
+        Leave(),
+        Left(),
+        Abort(ErrorData("kind", "text")),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_is_no_cached_id_passes_at_once(host, message):
+    assert host.up(3, message) == [(3, message)]
+
+
+def test_an_id_that_is_not_known_passes_by_rank(host):
+    assert say(host, 2, 3, ids=(9,), urgent=(9,)) == [(rank, Ready(ids=(9,), urgent_ids=(9,))) for rank in (2, 3)]
+
+
+def test_of_a_mixed_message_the_known_ids_stay(host):
+    assert say(host, 2, ids=(9, 1), requests=(tensor("new"),)) == [(2, Ready((tensor("new"),), (9,)))]
+
+
+def test_what_was_held_for_long_goes_up_by_rank_until_it_has_run(host):
+    say(host, 2, 5, ids=(1, 2), urgent=(2,))
+    say(host, 3, ids=(2,))
+    assert host.flush() == [(2, Ready(ids=(1,))), (5, Ready(ids=(1,)))]
+    assert host.flush() == []
+    assert say(host, 3, urgent=(1,)) == [(3, Ready(ids=(1,), urgent_ids=(1,)))]
+    host.down(Run(((1, 2),)))
+    assert say(host, *HERE) == [(None, Together(HERE, (1,)))]
+
+
+def test_a_flush_does_not_lose_the_urgency(host):
+    say(host, 2, 5, urgent=(1,))
+    assert host.flush() == [(2, Ready(ids=(1,), urgent_ids=(1,))), (5, Ready(ids=(1,)))]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_rank_that_says_it_in_full_keeps_nobody_waiting(host, before):
+    changed = tensor("a", shape=(9,))
+    words = [(2, Ready(ids=(1,))), (3, Ready((changed,)))]
+    if before:
+        assert say(host, 2) + say(host, 3, ids=(), requests=(changed,)) == words
+    else:
+        assert say(host, 3, ids=(), requests=(changed,)) + say(host, 2) == words[::-1]
+    assert say(host, 5) == [(5, Ready(ids=(1,)))]
+    host.down(run(Response(7, tensor("a")), forget=(1,)))
+    assert say(host, *HERE, ids=(7,)) == [(None, Together(HERE, (7,)))]
+
+
+@pytest.mark.parametrize(
+    "message", [Run((), forget=(1,)), Unknown((1,)), Refuse(0, "a", "text")], ids=lambda message: type(message).__name__
+)
+def test_an_id_that_was_dropped_is_not_held(host, message):
+    say(host, 2, 5, ids=(1, 2))
+    assert host.down(message) == [(2, Ready(ids=(1,))), (5, Ready(ids=(1,)))]
+    assert say(host, 3) == [(3, Ready(ids=(1,)))]
+    assert say(host, 3, ids=(2,)) == [(None, Together(HERE, (2,)))]
+
+
+def test_an_id_may_be_new_and_dropped_in_one_run(host):
+    assert host.down(run(Response(7, tensor("once")), forget=(7,))) == []
+    assert say(host, 2, ids=(7,)) == [(2, Ready(ids=(7,)))]
+
+
+def test_a_refusal_of_something_else_changes_nothing(host):
+    say(host, 2, 3)
+    assert host.down(Refuse(1, "a", "text")) == host.down(Left()) == []
+    assert say(host, 5) == [(None, Together(HERE, (1,)))]
+
+
+# Joins and process sets.
+
+
+def test_while_a_rank_has_joined_its_set_speaks_by_rank(host):
+    say(host, 2, ids=(1, 4))
+    joined = host.up(3, Ready((JOIN,), (2,)))
+    assert joined == [(2, Ready(ids=(1,))), (3, Ready((JOIN,), (2,)))]
+    assert say(host, 5, ids=(1, 2, 4)) == [(None, Together((2, 5), (4,))), (5, Ready(ids=(1, 2)))]
+    host.down(Run(((1, 2, 4),)))
+    assert say(host, 2, 5) == [(2, Ready(ids=(1,))), (5, Ready(ids=(1,)))]
+    host.down(Run(((1,),)))
+    host.down(run(Response(8, JOIN, (5,)), forget=(8,)))
+    assert say(host, *HERE) == [(None, Together(HERE, (1,)))]
+
+
+def test_what_was_said_by_rank_before_the_end_of_a_join_stays_so(host):
+    host.up(3, Ready((JOIN,)))
+    host.down(run(Response(7, tensor("new"))))
+    assert say(host, 2, ids=(7,)) == [(2, Ready(ids=(7,)))]
+    host.down(run(Response(8, JOIN, (5,)), forget=(8,)))
+    assert say(host, 3, 5, ids=(7,)) == [(3, Ready(ids=(7,))), (5, Ready(ids=(7,)))]
+
+
+def test_process_sets_come_and_go(host):
+    remove = Request("remove", Operation.REMOVE_PROCESS_SET, root_rank=3)
+    for ranks in ((0, 3, 5), (2, 3)):
+        here = tuple(rank for rank in ranks if rank in HERE)
+        host.down(run(Response(20, Request("add", Operation.ADD_PROCESS_SET, splits=ranks), (3,)), forget=(20,)))
+        host.down(run(Response(30 + len(ranks), tensor("e", 3))))
+        id = 30 + len(ranks)
+        assert say(host, *here, ids=(id,)) == [(None, Together(here, (id,)))]
+        host.down(Run(((id,),)))
+        say(host, here[0], ids=(id,))
+        assert host.down(run(Response(21, remove), forget=(21,))) == [(here[0], Ready(ids=(id,)))]
+        assert say(host, *here, ids=(id,)) == [(rank, Ready(ids=(id,))) for rank in here]
+
+
+# Whatever the order.
+
+
+@dataclass
+class Ranks:
+    """Ranks of one host that say random things; ``said`` and ``heard`` count (rank, id), ``urged`` and ``hurried`` ids.
+
+    Of each id a flight begins when nobody has said it since it ran; in a flight each member says it once.
+    """
+
+    aggregator: Aggregator
+    members: dict[int, tuple[int, ...]]
+    chance: random.Random
+    said: Counter = field(default_factory=Counter)
+    heard: Counter = field(default_factory=Counter)
+    urged: set = field(default_factory=set)
+    hurried: set = field(default_factory=set)
+    flights: dict[int, set[int]] = field(default_factory=dict)
+
+    def speak(self):
+        """One rank says some ids that it may say, and that it waits for some of those that it has said."""
+        rank = self.chance.choice(sorted({rank for ranks in self.members.values() for rank in ranks}))
+        mine = [id for id, ranks in self.members.items() if rank in ranks]
+        ids = [id for id in mine if rank not in self.flights.get(id, ()) and self.chance.random() < 0.6]
+        self.chance.shuffle(ids)
+        for id in ids:
+            self.flights.setdefault(id, set()).add(rank)
+            self.said[rank, id] += 1
+        waits = [id for id in mine if rank in self.flights.get(id, ()) and self.chance.random() < 0.2]
+        self.urged.update(waits)
+        if ids or waits:
+            self.listen(self.aggregator.up(rank, Ready(ids=tuple(ids), urgent_ids=tuple(waits))))
+
+    def listen(self, messages):
+        """As the coordinator does."""
+        for rank, message in messages:
+            words = expanded(rank, message)
+            self.heard.update((each, id) for each, word in words for id in word.ids)
+            assert all(self.heard[each, id] for each, word in words for id in word.urgent_ids)
+            self.hurried.update(message.urgent_ids)
+
+    def run(self):
+        """The tensors that all ranks have sent run."""
+        done = [id for id, ranks in self.flights.items() if len(ranks) == len(self.members[id])]
+        for id in done:
+            assert all(self.heard[rank, id] == self.said[rank, id] for rank in self.members[id])
+            assert (id in self.hurried) == (id in self.urged)
+            del self.flights[id]
+        self.hurried.difference_update(done)
+        self.urged.difference_update(done)
+        if done:
+            self.listen(self.aggregator.down(Run((tuple(done),))))
+
+    def disturb(self):
+        """Events that separate ids: a second that passes, a drop, a full request, a join and its end."""
+        full = tensor(self.chance.choice("abcdef"), self.chance.randrange(2))
+        disturbances = (
+            self.aggregator.flush,
+            lambda: self.aggregator.down(Unknown((self.chance.randrange(1, 7),))),
+            lambda: self.aggregator.up(HERE[0], Ready((full,))),
+            lambda: self.aggregator.up(HERE[0], Ready((JOIN,))),
+            lambda: self.aggregator.down(run(Response(99, JOIN, (0,)), forget=(99,))),
+        )
+        self.listen(self.chance.choice(disturbances)())
+
+
+subsets = st.sets(st.integers(0, 6), min_size=1, max_size=6).map(lambda ranks: tuple(sorted(ranks)))
+
+
+@given(st.lists(subsets, max_size=2, unique=True), st.integers(0, 1 << 32))
+def test_nothing_is_lost_or_doubled(sets, seed):
+    chance = random.Random(seed)
+    process_sets = ProcessSets(7, sets)
+    aggregator = Aggregator(HERE, process_sets)
+    members = {}
+    for id, name in enumerate("abcdef", 1):
+        process_set = chance.choice(process_sets.ids())
+        here = tuple(rank for rank in process_sets.ranks(process_set) if rank in HERE)
+        if here:
+            members[id] = here
+            aggregator.down(run(Response(id, tensor(name, process_set))))
+    world = Ranks(aggregator, members, chance)
+    for _ in range(60 if members else 0):
+        world.speak()
+        if chance.random() < 0.1:
+            world.disturb()
+        world.run()
+    world.listen(aggregator.flush())
+    assert world.heard == world.said
+
+
+@given(st.integers(0, 1 << 32))
+def test_in_the_steady_state_a_host_says_each_id_once(seed):
+    chance = random.Random(seed)
+    world = Ranks(Aggregator(HERE, ProcessSets(6)), dict.fromkeys(range(1, 5), HERE), chance)
+    for id in world.members:
+        world.aggregator.down(run(Response(id, tensor(str(id)))))
+    messages, listen = [], world.listen
+    world.listen = lambda found: (messages.extend(found), listen(found))
+    for _ in range(40):
+        world.speak()
+        world.run()
+    assert all(isinstance(message, Together) and rank is None for rank, message in messages)
+    assert {message.ranks for _, message in messages} <= {HERE}
+
+
+def test_a_step_is_one_message_of_a_host(host):
+    for _ in range(3):
+        ready = Ready(ids=(1, 2), urgent_ids=(2,))
+        assert [host.up(rank, ready) for rank in HERE] == [[], [], [(None, Together(HERE, (1, 2), (2,)))]]
+        host.down(Run(((1, 2),)))
+
+
+@settings(max_examples=250)
+@given(scripts(), st.integers(0, 3), st.sampled_from([0, 30, 1 << 20]), st.booleans(), st.integers(0, 1 << 32))
+def test_with_the_real_coordinator_and_workers(scripted, capacity, threshold, patient, seed):
+    size, sets, script = scripted
+    chance = random.Random(seed)
+    ranks = list(range(size))
+    chance.shuffle(ranks)
+    cut = chance.randrange(size)
+    hosts = tuple(tuple(sorted(part)) for part in (ranks[:cut], ranks[cut:]) if len(part) > 1)
+    world = HostedWorld(size, sets, threshold, capacity, patient, hosts=hosts)
+    script.play(world, chance)
+    for rank in range(size):
+        assert outcomes(world, rank) == script.expected(rank)

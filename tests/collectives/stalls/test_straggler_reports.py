@@ -1,0 +1,130 @@
+"""The reports of ranks about their waits on their way to rank 0, and the log there."""
+
+import logging
+
+import pytest
+
+from collectives.controller.messages import Pong, WaitReport, Waits
+from collectives.engine import counters
+from collectives.events import EventStream, Straggling
+from collectives.stalls import stragglers
+from collectives.stalls.straggler_reports import StragglerReporter
+from collectives.stalls.stragglers import Cause, StragglerInspector
+from tests.collectives.engine.bypass_job import in_unison, rounds_of, warm_up
+from tests.collectives.engine.job import Caller, ones, run, running, until
+
+HELD_UP = WaitReport(0.25, (Waits(0, 0.2, 0.0, 4),))
+SLOW = WaitReport(0.25, (Waits(0, 0.0, 0.2, 4),))
+SECOND = 1.0
+
+
+class Rank0:
+    """The punctuality of two ranks, at a time that the test says."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.events = 0.0, EventStream()
+        monkeypatch.setattr("collectives.stalls.straggler_reports.time.monotonic", lambda: self.now)
+        inspector = StragglerInspector(2, lambda process_set: (0, 1))
+        self.punctuality = StragglerReporter(inspector, self.events, ("one", "two"))
+
+    def hear(self, report, seconds):
+        for _ in range(round(seconds / 0.25)):
+            self.now += 0.25
+            self.punctuality.hear(0, report)
+
+
+@pytest.fixture
+def rank_0(monkeypatch):
+    return Rank0(monkeypatch)
+
+
+def test_a_straggler_is_one_line_and_an_event(rank_0, caplog):
+    published = []
+    rank_0.events.subscribe(published.append)
+    rank_0.hear(HELD_UP, 2 * SECOND)
+    [line] = caplog.messages
+    assert line == (
+        "rank 1 on host 'two' is a straggler: the other ranks wait for it, 50 ms each time, 80% of their time. "
+        "It submits its tensors late: look at its data and its computation"
+    )
+    [event] = published
+    assert isinstance(event, Straggling)
+    assert (event.straggler, event.is_over) == (rank_0.punctuality.stragglers[0], False)
+    rank_0.hear(WaitReport(0.25), 2 * SECOND)
+    assert [event.is_over for event in published] == [False, True]
+    assert rank_0.punctuality.stragglers == ()
+
+
+def test_a_slow_part_of_operations_is_another_cause(rank_0, caplog):
+    rank_0.hear(SLOW, 2 * SECOND)
+    assert "slow inside of operations" in caplog.text
+    assert [each.cause for each in rank_0.punctuality.stragglers] == [Cause.BACKEND]
+
+
+def test_a_rank_is_in_the_log_once_a_minute(rank_0, caplog):
+    for _ in range(8):  # 32 s
+        rank_0.hear(HELD_UP, 2 * SECOND)
+        rank_0.hear(WaitReport(0.25), 2 * SECOND)
+    assert len(caplog.messages) == 1
+    rank_0.now += 60.0
+    rank_0.hear(HELD_UP, 2 * SECOND)
+    assert len(caplog.messages) == 2
+
+
+def test_a_silent_rank_is_a_straggler_without_a_second_line(rank_0, caplog):
+    rank_0.punctuality.silent((1,), 1.5)
+    assert [each.cause for each in rank_0.punctuality.stragglers] == [Cause.STOPPED]
+    assert not caplog.messages
+    rank_0.punctuality.answered(0)
+    rank_0.punctuality.hear(0, HELD_UP)
+    assert [each.cause for each in rank_0.punctuality.stragglers] == [Cause.STOPPED]
+    rank_0.punctuality.answered(1)
+    assert rank_0.punctuality.stragglers == ()
+
+
+def test_an_answer_to_the_roll_call_shows_that_a_rank_goes_on():
+    with running(2) as job:
+        link = job.engines[0]._exchange._link
+        link._punctuality.silent((1,), 1.5)
+        assert [each.rank for each in job.engines[0].stragglers] == [1]
+        link._hear_aside(1, Pong())
+        assert job.engines[0].stragglers == ()
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A window ends with each batch, and each wait is noteworthy."""
+    monkeypatch.setattr(stragglers, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(stragglers, "NOTEWORTHY_SHARE", -1.0)
+    monkeypatch.setattr(counters, "LONG_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("kind", [{}, {"shared_memory": True}, {"over_tcp": True}], ids=["inproc", "shm", "tcp"])
+def test_reports_do_not_end_the_unison(kind, monkeypatch):
+    monkeypatch.setattr("collectives.engine.bypass.LATE_SECONDS", 1000.0)
+    heard = []
+    monkeypatch.setattr(StragglerReporter, "hear", lambda self, rank, report: heard.append((rank, report)))
+    with running(3, **kind) as job:
+        job.run(warm_up)
+        assert in_unison(job)
+        early = Caller(job.engines[0], "x")
+        others = [Caller(job.engines[1], "x")]
+        until(lambda: job.engines[0]._works and job.engines[1]._works)
+        job.engines[1]._exchange._link.report_waits(HELD_UP)  # while rank 0 waits in a round
+        until(lambda: (1, HELD_UP) in heard)
+        assert rounds_of(job.engines[2]).on
+        assert run(job.engines[2], ones(job.engines[2]), "x")[0] == 6.0
+        assert [caller.result()[0] for caller in (early, *others)] == [6.0] * 2
+        assert in_unison(job)
+    assert {rank for rank, _ in heard} == {0, 1, 2}
+
+
+def test_healthy_ranks_send_nothing(monkeypatch, caplog):
+    heard = []
+    monkeypatch.setattr(StragglerReporter, "hear", lambda self, rank, report: heard.append(report))
+    monkeypatch.setattr(stragglers, "NOTEWORTHY_SHARE", 2.0)
+    monkeypatch.setattr(stragglers, "WINDOW_SECONDS", 0.0)
+    with running(2) as job, caplog.at_level(logging.WARNING):
+        job.run(warm_up)
+    assert not heard

@@ -1,0 +1,28 @@
+"""The tasks of a crew besides watching its workers."""
+
+import os
+
+from executors.agents.local.output import Output
+from executors.agents.local.supervisor import Ended, Supervisor, WorkerStarted
+
+
+def test_a_descriptor_that_can_be_read_is_acted_on_once():
+    reader, writer = os.pipe()
+    heard = []
+
+    def act():
+        heard.append(os.read(reader, 1))
+        crew.end()
+
+    with Output(1) as output, Supervisor() as crew:
+        crew.listen(reader, act)
+        crew.launch(0, ["sleep", "600"], os.environ, output)
+        kinds = []
+        for event in crew.events():
+            kinds.append(type(event))
+            if isinstance(event, WorkerStarted):
+                os.write(writer, b"12")
+    assert kinds == [WorkerStarted, Ended]
+    assert heard == [b"1"]
+    os.close(reader)
+    os.close(writer)

@@ -1,0 +1,159 @@
+"""A gradient that one rank alone cannot send: no rank waits, and the step can be repeated."""
+
+import numpy as np
+import pytest
+
+from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, RefusedCallError
+from hvd_cluster.gradients.compression import Compressor, GradientCompressor
+from tests.collectives.engine.job import outcome
+from tests.hvd_cluster.gradients.arrays import Parameter
+from tests.hvd_cluster.gradients.descent import Optimizer
+
+LARGE = 40_000
+
+
+class Broken(Exception):
+    """An error of the user's code."""
+
+
+def failing(rank, where, failures):
+    """A compressor that fails ``failures`` times ``where`` on rank 1."""
+    left = [failures if rank.number == 1 else 0]
+
+    def fail_in(place):
+        if where == place and left[0]:
+            left[0] -= 1
+            raise Broken(place)
+
+    class Failing(Compressor):
+        elementwise = True
+
+        @staticmethod
+        def compress(tensor):
+            fail_in("compress")
+            return tensor, None
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            fail_in("decompress")
+            return tensor
+
+    return Failing
+
+
+def backward(parameters):
+    for parameter in parameters:
+        parameter.gradient = None
+        parameter.backward(np.ones_like(parameter.data))
+
+
+def steps(optimizer, count):
+    """The errors of ``count`` steps; None for a step that worked."""
+    found = []
+    for _ in range(count):
+        backward(optimizer.parameters)
+        found.append(outcome(optimizer.step))
+    return found
+
+
+@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.parametrize("groups", [None, 1])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_compressor_that_fails_on_one_rank_is_an_error_on_all(on_ranks, patient, groups, before):
+    """At the first step, where the ranks agree on a number, and later; in the first bucket, and in another one."""
+
+    def body(rank):
+        parameters = [Parameter(3), Parameter(LARGE), Parameter(LARGE)]
+        optimizer = Optimizer(parameters, rank, groups=groups)
+        assert steps(optimizer, before) == [None] * before
+        compressor = failing(rank, "compress", 2)
+        for parameter, made in optimizer.combiner.inventory.compressors.items():
+            made._compressor = compressor if parameter is parameters[1] else made._compressor
+        found = steps(optimizer, 3)
+        return found, [set(parameter.data.tolist()) for parameter in parameters]
+
+    (others, first), (own, second), (third, last) = on_ranks(3, body, patient)
+    assert first == second == last == [{-3.0 * (before + 1)}] * 3
+    for errors in (others, third):
+        assert [type(error) for error in errors] == [RefusedCallError, RefusedCallError, type(None)]
+        assert "rank 1 refused the call: the compressor of the gradient of 'allreduce.noname.0.1' failed" in str(
+            errors[0]
+        )
+        assert "Broken: compress)" in str(errors[0])
+    assert [type(error) for error in own] == [InvalidRequestError, InvalidRequestError, type(None)]
+    assert isinstance(own[0].__cause__, Broken)
+
+
+def test_a_decompression_that_fails_leaves_nothing_in_flight(on_ranks):
+    """The other ranks do not wait for anything then."""
+
+    def body(rank):
+        optimizer = Optimizer([Parameter(3), Parameter(LARGE)], rank, compression=failing(rank, "decompress", 1))
+        return steps(optimizer, 2)
+
+    others, own = on_ranks(2, body)
+    assert others == [None, None]
+    assert [type(error) for error in own] == [InvalidRequestError, type(None)]
+
+
+class Late(GradientCompressor):
+    """Fails after its first round."""
+
+    def __init__(self, parameter):
+        del parameter
+
+    def rounds(self, gradient):
+        yield gradient.copy()
+        if self.fails:
+            raise Broken
+        return (yield gradient.copy())
+
+
+def test_a_later_round_that_fails_ends_all_ranks(on_ranks):
+    """Other ranks may have stepped."""
+
+    def body(rank):
+        optimizer = Optimizer([Parameter(3)], rank, compression=type("Rank", (Late,), {"fails": rank.number == 0}))
+        return steps(optimizer, 1)[0]
+
+    own, other = on_ranks(2, body)
+    assert isinstance(own, InvalidRequestError)
+    assert isinstance(other, HorovodInternalError)
+    assert "rank 0: the compressor of the gradient of 'allreduce.noname.0.0' failed" in str(other)
+
+
+def test_a_gradient_that_cannot_travel_is_an_error_on_all(on_ranks):
+    def body(rank):
+        parameter = Parameter(3)
+        optimizer = Optimizer([parameter, Parameter(LARGE)], rank)
+        found = []
+        for dtype in (np.longdouble if rank.number else np.float64, np.float64):
+            backward(optimizer.parameters[1:])
+            parameter.gradient = None
+            parameter.backward(np.ones(3, dtype))
+            found.append(outcome(optimizer.combiner.combine))
+        return found
+
+    (other, *others), (own, *rest) = on_ranks(2, body)
+    assert isinstance(own, InvalidRequestError)
+    assert isinstance(other, RefusedCallError)
+    assert "rank 1 refused the call: " in str(other)
+    assert others == rest == [None]
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_large_parameter_that_one_rank_does_not_train_is_an_error_on_all(on_ranks, patient):
+    """Its bucket has a tensor less there."""
+
+    def body(rank):
+        parameters = [Parameter(LARGE), Parameter(LARGE)]
+        optimizer = Optimizer(parameters, rank, groups=1)
+        parameters[0].trained = rank.number == 0
+        parameters[1].backward(np.ones(LARGE))
+        if parameters[0].trained:
+            parameters[0].backward(np.ones(LARGE))
+        return outcome(optimizer.step)
+
+    for error in on_ranks(2, body, patient):
+        assert isinstance(error, MismatchError)
+        assert "'allreduce.noname.0.0' is dense on rank 0, frozen on rank 1" in str(error)

@@ -1,0 +1,106 @@
+"""Keras itself with a distributed optimizer: no XLA on TensorFlow, nothing else imported, the five lines."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import pytest
+
+import hvd_cluster.keras as hvd
+from tests.checks import each_check
+from tests.hvd_cluster.keras.training import fit_together, model
+
+SCRIPT = """
+import keras
+import hvd_cluster.keras as hvd
+
+hvd.init()
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam()), "mse")
+inputs = keras.random.normal((32, 4), seed=hvd.rank())
+model.fit(inputs, inputs[:, :2], epochs=2, verbose=0)
+print("sum", float(sum(abs(weight).sum() for weight in model.get_weights())))
+"""
+LOADED = "; import json, sys; print(json.dumps(sorted({'tensorflow', 'torch', 'jax'} & set(sys.modules))))"
+
+
+def check_models_are_not_compiled_by_xla():
+    if keras.backend.backend() != "tensorflow":
+        return
+    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+        trained = fit_together(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), jit_compile=True, epochs=1)
+    assert trained.jit_compile is False
+    plain = model()
+    plain.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+    assert plain.jit_compile is True
+
+
+def check_auto_is_no_where_keras_would_compile():
+    """Keras compiles on machines with a GPU."""
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    with pytest.MonkeyPatch.context() as patch:
+        gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+        patch.setattr(tf.config, "list_physical_devices", lambda kind=None: [gpu])
+        plain, ours, scaled = model(), model(), model()
+        plain.compile(keras.optimizers.SGD(0.1), "mse")
+        ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        scaled.compile(keras.optimizers.LossScaleOptimizer(wrapped), "mse")
+        assert [each.jit_compile for each in (plain, ours, scaled)] == [True, False, False]
+
+
+def check_a_step_with_a_tape_that_keras_compiles_names_the_remedy():
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    from hvd_cluster.tensorflow import DistributedGradientTape
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(data[0]))
+            variables = self.trainable_variables
+            self.optimizer.apply(DistributedGradientTape(tape).gradient(loss, variables), variables)
+            return {"loss": loss}
+
+    trained = Model([keras.Input((4,)), keras.layers.Dense(1)])
+    trained.compile(keras.optimizers.SGD(0.1), jit_compile=True)
+    with pytest.raises(NotImplementedError, match=r"give compile\(\) jit_compile=False"):
+        trained.fit(tf.ones([8, 4]), tf.ones([8, 1]), verbose=0)
+    trained.compile(keras.optimizers.SGD(0.1), jit_compile=False)
+    trained.fit(tf.ones([8, 4]), tf.ones([8, 1]), verbose=0)
+
+
+@each_check(globals())
+def test_keras(ranks, check):
+    ranks.run(check)
+
+
+def environment(backend):
+    return {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def output(backend, *command):
+    done = subprocess.run(command, env=environment(backend), capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_other_framework_is_imported(backend):
+    found = [output(backend, sys.executable, "-c", f"import {name}{LOADED}") for name in ("keras", "hvd_cluster.keras")]
+    assert found[0] == found[1]
+
+
+def test_the_five_lines(backend, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    lines = output(backend, sys.executable, "-m", "hvd_cluster", "-np", "2", sys.executable, str(script)).splitlines()
+    sums = {line.partition("sum ")[2] for line in lines if "sum " in line}
+    assert len(sums) == 1
+    assert len([line for line in lines if "sum " in line]) == 2

@@ -1,0 +1,64 @@
+"""The examples for Spark run, as drivers of their own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from spark_cluster import JAVA_OPTIONS
+
+# Each example starts Spark.
+pytestmark = pytest.mark.timeout(240)
+
+ROOT = Path(__file__).parents[3]
+EPOCH = r"\[0\]<stdout>:epoch {number}{told}   held-out \w+ \d+\.\d{{4}}.*"
+AGREE = r"parameters: bit for bit the same on 2 of 2 ranks, sha256 [0-9a-f]{16}"
+
+
+def run_example(name, *arguments):
+    return subprocess.run(
+        [sys.executable, ROOT / "examples" / name, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_SUBMIT_OPTS": JAVA_OPTIONS},
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+
+
+def test_digits():
+    run = run_example("spark_digits.py")
+    assert run.returncode == 0, run.stderr
+    *epochs, verdict = run.stdout.splitlines()[:16]
+    for number, line in enumerate(epochs, 1):
+        assert re.fullmatch(EPOCH.format(number=f"{number:2}", told=r"   rows by rank \[\d+, \d+\]"), line)
+    assert sum(map(int, re.findall(r"\d+", re.search(r"\[\d+, \d+\]", epochs[0]).group()))) == 1437
+    assert re.fullmatch(AGREE, verdict)
+    *digits, accuracy = run.stdout.splitlines()[16:]
+    counts = [re.match(r"digit (\d) +(\d+) of +(\d+) ", line).groups() for line in digits]
+    right, total = (sum(int(count[column]) for count in counts) for column in (1, 2))
+    assert ([int(digit) for digit, _, _ in counts], total) == (list(range(10)), 360)
+    assert accuracy == f"held-out accuracy: {right / total:.4f}"
+
+
+def test_regression_says_that_it_has_not_learned_enough():
+    run = run_example("spark_regression.py", "--rows", "20000", "--epochs", "1")
+    epoch, verdict, *_ = run.stdout.splitlines()
+    assert re.fullmatch(EPOCH.format(number="1", told=""), epoch), run.stderr
+    assert re.fullmatch(AGREE, verdict)
+    assert run.stdout.count("|") == 6 * 8  # the heading and five rows
+    said = re.compile(r"held-out error: \d+\.\d{4}, more than 1\.1; give more .*")
+    assert any(map(said.fullmatch, run.stderr.splitlines()))
+    error = re.search(r"held-out error (\d+\.\d+)", epoch).group(1)
+    assert f"held-out error: {error}" in run.stderr  # the ranks and Spark see the same rows and the same network
+
+
+def test_elastic_digits():
+    run = run_example("elastic_spark.py", "--epochs", "1")
+    assert run.returncode == 0, run.stderr
+    *lines, verdict = run.stdout.splitlines()
+    [epoch] = [line for line in lines if ">:epoch" in line]  # ranks may say late who they are
+    assert re.fullmatch(EPOCH.format(number=" 1", told="   ranks 2"), epoch)
+    assert re.fullmatch(AGREE, verdict)

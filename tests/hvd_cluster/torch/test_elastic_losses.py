@@ -1,0 +1,218 @@
+"""Ranks that are killed anywhere in a step: the survivors agree bit for bit, and no committed step is lost."""
+
+import hashlib
+import os
+import signal
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+from hvd_cluster.torch.elastic.state import TorchState
+from tests.collectives.engine.job import until
+from tests.hvd_cluster.torch.training import build, flat, loss_of
+from tests.hvd_cluster.torch.worlds import go_to
+
+ROWS = 12
+
+
+def process():
+    return int(os.environ["HOROVOD_RANK"])
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(ROWS, 7, generator=generator).double(), torch.randint(0, 3, (ROWS,), generator=generator)
+
+
+def share(rows):
+    return rows[hvd.rank() :: hvd.size()]
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def alone(steps):
+    model = build()
+    optimizer = sgd(model)
+    for step in range(steps):
+        loss_of(model, *batch(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return flat(model)
+
+
+def new_state():
+    model = build()
+    model.register_buffer("calls", torch.zeros(2))
+    if process():
+        with torch.no_grad():
+            model[0].weight.zero_()
+    return TorchState(model, hvd.DistributedOptimizer(sgd(model), model.named_parameters()), batch=0, log=[])
+
+
+def digest(state):
+    momentum = [entry["momentum_buffer"] for entry in state.optimizer.state.values()]
+    tensors = [flat(state.model), state.model.calls, *momentum]
+    return [hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for tensor in tensors], state.batch, state.log
+
+
+def agreed_batch(state):
+    """The batch with which the ranks go on; they agree on everything."""
+    found = hvd.allgather_object(digest(state))
+    assert all(each == found[0] for each in found)
+    return state.batch
+
+
+def live(worlds, cycle, batches):
+    """As ``elastic.run`` does, with the ``worlds`` in which this process is, (round, rank, size).
+
+    Returns the batches with which it went on in each, and the parameters at the end.
+    """
+    os.environ["HOROVOD_CYCLE_TIME"] = "1"  # gradients travel in backward
+    state, seen = None, []
+    for world in worlds:
+        go_to(*world)
+        if state is None:
+            state = new_state()
+        else:
+            state.on_reset()
+        try:
+            state.sync()
+            seen.append(agreed_batch(state))
+            while state.batch < batches:
+                state.log.append(state.batch)
+                state.model.calls += 1
+                cycle(state)
+            break
+        except hvd.HorovodInternalError:
+            state.interrupted()
+    assert state.log == list(range(batches))
+    assert state.model.calls.tolist() == [batches] * 2
+    hvd.shutdown()
+    return seen, flat(state.model), alone(batches)
+
+
+def backward(state):
+    images, labels = batch(state.batch)
+    loss_of(state.model, share(images), share(labels)).backward()
+
+
+def step(state):
+    backward(state)
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+
+
+def commit(state):
+    state.batch += 1
+    state.commit()
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def cycle(state, folder):
+    """Three ranks are lost, each in another place; from batch 9 on there is a metric between step and commit."""
+    place = process(), state.batch
+    if place == (2, 4):  # the last gradient never comes, so no rank can finish this step
+        state.model[0].weight.register_hook(lambda _: die())
+    step(state)
+    if place == (3, 8):
+        until(lambda: all((folder / name).exists() for name in ("0 committed", "1 stepped")))
+        die()
+    if place == (1, 8) and not (folder / "1 stepped").exists():
+        (folder / "1 stepped").touch()
+        hvd.allreduce(torch.ones(1), name="of this rank alone")
+    if place == (0, 12):
+        (folder / "0 stepped").touch()
+    if place == (1, 12):
+        until((folder / "0 stepped").exists)
+        die()
+    if state.batch >= 9:
+        hvd.allreduce(torch.ones(1), name="metric")
+    commit(state)
+    if place == (0, 8):
+        (folder / "0 committed").touch()
+
+
+PLACES = {
+    0: [(0, 0, 3), (1, 0, 3), (2, 0, 2), (3, 0, 1)],
+    1: [(0, 1, 3), (1, 1, 3), (2, 1, 2)],
+    2: [(0, 2, 3)],
+    3: [(1, 2, 3)],
+}
+
+
+def test_a_loss_in_the_gradients_before_the_commit_of_some_and_in_a_metric(fresh_pool, tmp_path):
+    """Process 3 is a newcomer in the second world; then rank 0 is a commit ahead; in the last world it is alone."""
+    pool = fresh_pool(4)
+    pool.run(process)
+    outcomes = pool.outcomes(lambda: live(PLACES[process()], lambda state: cycle(state, tmp_path), 16))
+    assert outcomes[1:] == [None] * 3
+    seen, parameters, expected = outcomes[0].unwrap()
+    assert seen == [0, 4, 9, 12]
+    torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
+
+
+def leave_at_5_and_die_in_sync(state):
+    """The ranks go to another world after batch 5. There the source dies when it has sent half of its state."""
+    if state.batch == 5 and process() < 2 and not hasattr(state, "has_left"):
+        state.has_left = True
+        if process() == 0:
+            state._handlers["optimizer"].share = lambda root_rank: die()
+        raise hvd.HorovodInternalError("to the next world")
+    step(state)
+    commit(state)
+
+
+SYNC_PLACES = {0: [(0, 0, 2), (1, 0, 3)], 1: [(0, 1, 2), (1, 1, 3), (2, 0, 2)], 2: [(1, 2, 3), (2, 1, 2)]}
+
+
+def test_the_source_of_a_state_is_lost_while_it_sends(fresh_pool):
+    """The other rank with the state has it still, and gives it to the newcomer, which has received a part."""
+    pool = fresh_pool(3)
+    pool.run(process)
+    outcomes = pool.outcomes(lambda: live(SYNC_PLACES[process()], leave_at_5_and_die_in_sync, 12))
+    assert outcomes[0] is None
+    (survivor, parameters, expected), (newcomer, others, _) = (outcome.unwrap() for outcome in outcomes[1:])
+    assert (survivor, newcomer) == ([0, 5], [5])
+    assert torch.equal(parameters, others)
+    torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
+
+
+def kill(pool, rank, reached):
+    until(reached.exists, 60)
+    os.kill(pool.processes[rank].pid, signal.SIGKILL)
+
+
+def free_cycle(state, folder):
+    """Touches a file with the size of the world when ranks may be killed there, and goes on until they are."""
+    if process() == 0 and (hvd.size(), state.batch) in ((3, 200), (2, 390)):
+        hvd.allreduce(torch.ones(1), name="of this rank alone")
+    step(state)
+    commit(state)
+    if process() == 0 and state.batch >= 20 * (4 - hvd.size()):
+        (folder / str(hvd.size())).touch()
+
+
+@pytest.mark.parametrize("operations", ["shm", "tcp", "gloo"])
+def test_kills_at_any_moment(fresh_pool, tmp_path, operations):
+    """Ranks 2 and 1 are killed from outside."""
+    pool = fresh_pool(3, environment={"HOROVOD_CPU_OPERATIONS": operations})
+    pool.run(process)
+    worlds = [[(round, rank, 3 - round) for round in range(3 - rank)] for rank in range(3)]
+
+    def kill_two():
+        kill(pool, 2, tmp_path / "3")
+        kill(pool, 1, tmp_path / "2")
+
+    outcomes = pool.outcomes(
+        lambda: live(worlds[process()], lambda state: free_cycle(state, tmp_path), 400), then=kill_two
+    )
+    seen, parameters, expected = outcomes[0].unwrap()
+    assert len(seen) == 3
+    assert 20 <= seen[1] < seen[2]
+    torch.testing.assert_close(parameters, expected, rtol=1e-9, atol=1e-11)

@@ -1,0 +1,55 @@
+"""A rank that comes late to each step is named on rank 0, by real ranks; one that does not is not."""
+
+import logging
+import time
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+from hvd_cluster.core import basics
+
+STEPS = 30
+DELAY_SECONDS = 0.05
+
+
+def train(delayed, steps):
+    """The stragglers after so many steps, and the lines about them; the ``delayed`` rank sleeps in each step."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("collectives.stalls.straggler_reports")
+    logger.addHandler(handler)
+    gradients = [torch.ones(size) for size in (100, 100_000)]
+    for step in range(steps + 1):
+        if hvd.rank() == delayed and step:
+            time.sleep(DELAY_SECONDS)
+        hvd.grouped_allreduce_(gradients, name="gradients")
+    logger.removeHandler(handler)
+    return basics.engine().stragglers, lines
+
+
+def check(pool, size, delayed):
+    found = pool.run(train, delayed, STEPS)
+    [straggler], [line] = found[0]
+    assert (straggler.rank, straggler.process_set, straggler.cause.value) == (delayed, 0, "late submission")
+    assert straggler.seconds >= DELAY_SECONDS / 2
+    assert line.startswith(f"rank {delayed} on host ")
+    assert "is a straggler" in line
+    assert found[1:] == [((), [])] * (size - 1)
+
+
+@pytest.mark.parametrize(("size", "delayed"), [(2, 1), (4, 0)])
+def test_a_late_rank_of_one_host_is_named_in_time(fresh_pool, size, delayed):
+    pool = fresh_pool(size)
+    pool.run(hvd.init)
+    assert pool.run(train, None, 5 * STEPS) == [((), [])] * size
+    check(pool, size, delayed)
+
+
+@pytest.mark.parametrize("hosts", [("one", "two"), ("one", "one", "two", "two")])
+def test_a_late_rank_of_another_host_is_named_in_time(fresh_pool, hosts):
+    """Two ranks on Gloo; four on the hierarchical backend, with a relay on the other host."""
+    pool = fresh_pool(len(hosts), list(hosts))
+    pool.run(hvd.init)
+    check(pool, len(hosts), len(hosts) - 1)
