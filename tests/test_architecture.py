@@ -157,7 +157,7 @@ def test_executors_know_no_tensors():
 @pytest.mark.parametrize("cluster", ["ray", "spark"])
 def test_a_cluster_is_known_in_its_own_folder_only(cluster):
     library = {"ray": "ray", "spark": "pyspark"}[cluster]
-    homes = (f"executors/{cluster}/", f"hvd_cluster/{cluster}")
+    homes = (f"executors/agents/{cluster}/", f"hvd_cluster/{cluster}/")
     wrong = [each for each in _imports() if each.top == library and not each.path.startswith(homes)]
     assert not _where(wrong)
 
