@@ -25,7 +25,17 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import override as override
+else:
+    Method = TypeVar("Method")
+
+    def override(method: Method) -> Method:
+        """:func:`typing.override`, which Python has since 3.12: the method is described in a class above."""
+        return method
+
 
 HOST = "cpu"
 """The device kind of host memory, which always has a backend."""

@@ -52,7 +52,7 @@ class Named(logging.Filter):
         self.identity = identity
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See the class; every record passes."""
+        """Add the ids to ``record``; every record passes."""
         own, tensors = self.identity, getattr(record, "tensors", ())
         batch: int | None = getattr(record, "batch", None)
         record.rank, record.round, record.worker = own.rank, own.round, own.worker

@@ -6,6 +6,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+from collectives.api import override
+
 POLL_SECONDS = (0.00002, 0.001)
 """A wait looks again after the first time, and less and less often, up to the second."""
 
@@ -44,8 +46,8 @@ class Completion(ABC):
 class Polled(Completion):
     """An operation of which a thread can only ask whether it is over."""
 
+    @override
     def wait(self, timeout: float) -> bool:
-        """See :class:`Completion`."""
         deadline, (seconds, longest) = time.monotonic() + timeout, POLL_SECONDS
         while not self.is_done:
             if time.monotonic() > deadline:

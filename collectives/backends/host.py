@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import DType, ReduceOp
+from collectives.api import DType, ReduceOp, override
 from collectives.backends.base import Backend, Group
 from collectives.backends.completion import DONE, Completion
 from collectives.backends.memory import HostMemory
@@ -34,6 +34,7 @@ class HostBackend(Backend):
         self.rank = group.position
         self.size = group.size
 
+    @override
     def allreduce(
         self,
         sources: Sequence[Buffer],
@@ -42,11 +43,11 @@ class HostBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Completion:
-        """See :class:`Backend`."""
         inputs, outputs = host_arrays(sources), host_arrays(destinations)
         self.allreduce_arrays(inputs, outputs, sources[0].dtype, op, prescale, postscale)
         return DONE
 
+    @override
     def reducescatter(
         self,
         sources: Sequence[Buffer],
@@ -56,35 +57,34 @@ class HostBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Completion:
-        """See :class:`Backend`."""
         inputs, outputs = host_arrays(sources), host_arrays(destinations)
         self.reducescatter_arrays(inputs, outputs, counts, sources[0].dtype, op, prescale, postscale)
         return DONE
 
+    @override
     def allgather(self, sources: Sequence[Buffer], destinations: Sequence[Buffer], counts: Sequence[int]) -> Completion:
-        """See :class:`Backend`."""
         inputs, outputs = host_bytes(sources), host_bytes(destinations)
         self.allgather_bytes(inputs, outputs, counts)
         return DONE
 
+    @override
     def broadcast(self, source: Buffer, destination: Buffer, root: int) -> Completion:
-        """See :class:`Backend`."""
         data = source.bytes
         self.broadcast_bytes(data, data if destination is source else destination.bytes, root)
         return DONE
 
+    @override
     def alltoall(
         self, source: Buffer, destination: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Completion:
-        """See :class:`Backend`."""
         data, total = source.bytes, sum(send_counts)
         if len(data) > total:
             data = data[:total]
         self.alltoall_bytes(data, destination.bytes, send_counts, receive_counts)
         return DONE
 
+    @override
     def barrier(self) -> Completion:
-        """See :class:`Backend`."""
         self.wait_for_all()
         return DONE
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError
+from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError, override
 from collectives.backends.base import Group, OffersVote, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.kernels.reduction import reduce_arrays
@@ -223,8 +223,8 @@ class InprocBackend(HostBackend, OffersVote):
     def wait_for_all(self) -> None:
         self._exchange(("barrier",), None)
 
+    @override
     def board(self) -> Vote:
-        """See :class:`OffersVote`."""
         return _InprocBoard(self.rank, self._shared)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives import buffers
-from collectives.api import DType
+from collectives.api import DType, override
 from collectives.backends.completion import DONE, Completion
 from collectives.buffers import Buffer
 from collectives.kernels.reduction import narrow, scale_array, widen
@@ -84,35 +84,35 @@ _HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
 class HostMemory(Memory):
-    """See :class:`Memory`."""
+    """A :class:`Memory`."""
 
     device = "cpu"
 
+    @override
     def empty(self, dtype: DType, shape: tuple[int, ...]) -> Buffer:
-        """See :class:`Memory`."""
         return buffers.empty(dtype, shape)
 
+    @override
     def fill(self, target: Buffer, value: float) -> None:
-        """See :class:`Memory`."""
         if target.dtype is DType.BFLOAT16:
             target.host[:] = np.float32(value).view(np.uint32) >> 16
         else:
             target.host[:] = value
 
+    @override
     def scale(self, source: Buffer, target: Buffer, factor: float) -> None:
-        """See :class:`Memory`."""
         scale_array(source.host, target.host, source.dtype, factor)
 
     @np.errstate(all="ignore")
+    @override
     def combine(self, target: Floats, first: Floats, second: Floats) -> None:
-        """See :class:`Memory`."""
         for start, stop in _chunks(target.planes[0].count):
             one, other = (np.multiply(_read(each, start, stop), each.factor) for each in (first, second))
             _write(target, start, stop, np.add(one, other, out=one))
 
     @np.errstate(all="ignore")
+    @override
     def products(self, first: Floats, second: Floats) -> tuple[float, float, float]:
-        """See :class:`Memory`."""
         totals = np.zeros(3)
         for start, stop in _chunks(first.planes[0].count):
             one, other = (_read(each, start, stop).astype(np.float64) for each in (first, second))
@@ -120,17 +120,17 @@ class HostMemory(Memory):
         crossed, ones, others = totals.tolist()
         return crossed * first.factor * second.factor, ones * first.factor**2, others * second.factor**2
 
+    @override
     def store(self, numbers: Sequence[float]) -> Buffer:
-        """See :class:`Memory`."""
         return buffers.as_buffer(np.array(numbers, np.float64))
 
+    @override
     def load(self, source: Buffer) -> list[float]:
-        """See :class:`Memory`."""
         numbers: list[float] = source.host.tolist()
         return numbers
 
+    @override
     def fence(self) -> Completion:
-        """See :class:`Memory`."""
         return DONE
 
 

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from collectives.api import DType, ReduceOp
+from collectives.api import DType, ReduceOp, override
 from collectives.backends.base import OnWait
 from collectives.backends.host import Array, Bytes, HostBackend, Workspace
 from collectives.backends.phases import phase
@@ -144,20 +144,20 @@ class MessagingBackend(HostBackend):
         self._transport.check()
         self._transport.barrier()
 
+    @override
     def attend(self, on_wait: OnWait) -> None:
-        """See :class:`Backend`."""
         self._transport.on_wait = on_wait
 
+    @override
     def close(self) -> None:
-        """See :class:`Backend`."""
         self._transport.close()
 
+    @override
     def abort(self, error: Exception) -> None:
-        """See :class:`Backend`."""
         self._transport.abort(error)
 
+    @override
     def phased(self) -> Sequence[object]:
-        """See :class:`Backend`."""
         return self, self._transport
 
     def _reduce_direct(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from collectives.api import DType, ReduceOp, ShutDownError
+from collectives.api import DType, ReduceOp, ShutDownError, override
 from collectives.backends.base import Group, Joining, OffersVote, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.kernels.reduction import reduce_arrays, scale_array
@@ -87,8 +87,8 @@ class SingleBackend(HostBackend, OffersVote):
     def wait_for_all(self) -> None:
         self._check()
 
+    @override
     def board(self) -> Vote:
-        """See :class:`OffersVote`."""
         return _Alone()
 
     def close(self) -> None:
@@ -109,10 +109,10 @@ class SingleBackend(HostBackend, OffersVote):
 class SingleJoining(Joining):
     """There is no other member to connect to."""
 
+    @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> SingleBackend:
-        """See :class:`Joining`."""
         return SingleBackend(self.group)
 
+    @override
     def close(self) -> None:
-        """See :class:`Joining`."""
         return

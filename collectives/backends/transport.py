@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from collectives.api import DType, EngineError, ReduceOp
+from collectives.api import DType, EngineError, ReduceOp, override
 from collectives.backends.base import Group, OnWait, ignore_waits
 from collectives.backends.host import Array, Bytes
 from collectives.backends.phases import phase
@@ -103,24 +103,24 @@ class PointToPoint(Transport):
         and receiver agree about the length. Two members may send to each other at once, with any lengths.
         """
 
+    @override
     def alltoall(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
     ) -> None:
-        """See :class:`Transport`."""
         size, here = self.group.size, self.group.position
         outgoing = [source[part] for part in parts(send_counts or [source.size // size] * size)]
         incoming = [destination[part] for part in parts(receive_counts or [destination.size // size] * size)]
         incoming[here][:] = outgoing[here]
         self._exchange_others(outgoing, incoming)
 
+    @override
     def allgather(self, source: Bytes, destination: Bytes) -> None:
-        """See :class:`Transport`."""
         rows = destination.reshape(self.group.size, source.size)
         rows[self.group.position] = source
         self._exchange_others([source] * self.group.size, list(rows))
 
+    @override
     def broadcast(self, data: Bytes, root: int) -> None:
-        """See :class:`Transport`."""
         size = self.group.size
         relative = (self.group.position - root) % size
         reach = relative & -relative or 1 << (size - 1).bit_length()  # members below relative + reach are served by it
@@ -131,8 +131,8 @@ class PointToPoint(Transport):
         if children:
             self.exchange([(child, data) for child in children], [])
 
+    @override
     def barrier(self) -> None:
-        """See :class:`Transport`."""
         size, here, distance = self.group.size, self.group.position, 1
         while distance < size:
             word, answer = np.zeros(1, np.uint8), np.zeros(1, np.uint8)

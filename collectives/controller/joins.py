@@ -39,7 +39,6 @@ class Joins:
         self._heard.update(dict.fromkeys(ranks, now))
 
     def stalled(self, join: Waiting, waiting: Collection[int]) -> Waiting | None:
-        """See :func:`stalled_join`."""
         return stalled_join(join, self._heard, waiting)
 
     def end(self, process_set: int) -> None:

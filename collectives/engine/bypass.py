@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from collectives.api import Request
+from collectives.api import Request, override
 from collectives.backends.base import Backend, Vote
 from collectives.backends.completion import Completion
 from collectives.controller.messages import Refuse, Response, Run, Unknown, Withdraw
@@ -180,16 +180,16 @@ class Outer(Decider):
         super().__init__(fallback.worker, fallback.decided)
         self.fallback = fallback
 
+    @override
     def next(self) -> Trial | None:
-        """See :class:`Decider`."""
         return self.fallback.next()
 
+    @override
     def decline(self) -> None:
-        """See :class:`Decider`."""
         self.fallback.decline()
 
+    @override
     def ran(self, batch: Batch) -> None:
-        """See :class:`Decider`."""
         self.fallback.ran(batch)
 
 
@@ -302,8 +302,8 @@ class ScheduledTrial(Trial):
         self._since: float | None = None
         self._attempt: Attempt | None = None
 
+    @override
     def run(self, attempt: Attempt) -> bool:
-        """See :class:`Trial`."""
         self._attempt = attempt
         rounds, schedule = self._rounds, self._schedule
         if not rounds.attempt(self._lane, schedule.number, attempt.run, attempt.started, self._wait):
@@ -336,16 +336,16 @@ class Bypass(Outer):
         self.rounds = rounds
         self._lane = rounds.lane()
 
+    @override
     def next(self) -> Trial | None:
-        """See :class:`Decider`."""
         if self.rounds.on:
             schedule = self.worker.schedule()
             if schedule is not None:
                 return ScheduledTrial(self.rounds, self._lane, schedule)
         return self.fallback.next()
 
+    @override
     def repeat(self, request: Request) -> Trial | None:
-        """See :class:`Decider`."""
         if self.rounds.on and not self.decided.batches:
             schedule = self.worker.repeat(request)
             if schedule is not None:
@@ -377,20 +377,20 @@ class Negotiated(Decider):
         self._rounds = rounds
         self._runner = runner
 
+    @override
     def next(self) -> None:
-        """See :class:`Decider`."""
         ready = self.worker.outgoing()
         if ready is not None:
             if self._rounds.on:
                 self._rounds.decline()
             self._link.tell(ready)
 
+    @override
     def decline(self) -> None:
-        """See :class:`Decider`."""
         self._rounds.decline()
 
+    @override
     def ran(self, batch: Batch) -> None:
-        """See :class:`Decider`."""
         if batch.begins_rounds:
             self._rounds.begin(bool(self.decided) or not self.worker.is_idle or self._link.is_changing)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from collectives.api import Changes, HorovodInternalError
+from collectives.api import Changes, HorovodInternalError, override
 from collectives.controller.agreement import name_ranks
 from collectives.controller.coordinator import Coordinator
 from collectives.controller.errors import pack, unpack
@@ -69,30 +69,30 @@ class LocalLink(Link):
         self._variable = variable
 
     @property
+    @override
     def deadline(self) -> float | None:
-        """See :class:`Link`."""
         times = [self._coordinator.deadline, self._roll_call.deadline]
         if not self._roll_call.is_accused:
             times += [self._lookout.deadline, self._arbiter.deadline]
         return min([time for time in times if time is not None], default=None)
 
     @property
+    @override
     def is_holding(self) -> bool:
-        """See :class:`Link`."""
         return self._coordinator.deadline is not None or self.has_kept
 
     @property
+    @override
     def reaches_all(self) -> bool:
-        """See :class:`Link`."""
         return True
 
     @property
+    @override
     def is_changing(self) -> bool:
-        """See :class:`Link`."""
         return self._coordinator.is_changing
 
+    @override
     def tell(self, message: Message) -> None:
-        """See :class:`Link`."""
         self._receive(COORDINATOR, message)
 
     def _receive(self, sender: int, message: Message) -> None:
@@ -102,8 +102,8 @@ class LocalLink(Link):
                 self._events.publish(Heard(name, process_set, ranks, cached, now))
         self._coordinator.receive(sender, message, now)
 
+    @override
     def hear(self) -> Iterator[Message]:
-        """See :class:`Link`."""
         kept, self._kept = self._kept, []
         for sender, message in chain(kept, self.arrivals()) if kept else self.arrivals():
             if isinstance(message, Abort | Withdraw):
@@ -123,14 +123,14 @@ class LocalLink(Link):
         for outgoing in self._coordinator.decide(now):
             yield from self._send(outgoing)
 
+    @override
     def unanswered(self) -> str:
-        """See :class:`Link`."""
         return name_ranks(self._coordinator.unanswered())
 
     # Silent ranks.
 
+    @override
     def attend(self) -> Iterator[Message]:
-        """See :class:`Link`."""
         for sender, message in self.arrivals():
             if isinstance(message, Abort):
                 yield message
@@ -157,21 +157,21 @@ class LocalLink(Link):
             self._send_directly((sender,), Status(self._lookout.answer(self._coordinator, now)))
             self._ping(self._roll_call.inquire(sender, now))
 
+    @override
     def inquire(self) -> bool:
-        """See :class:`Link`."""
         self._ping(self._roll_call.inquire(COORDINATOR, time.monotonic()))
         return False
 
+    @override
     def accuse(self, error: HorovodInternalError) -> None:
-        """See :class:`Link`."""
         self._ping(self._roll_call.accuse(error, time.monotonic()))
 
+    @override
     def report_waits(self, report: WaitReport) -> None:
-        """See :class:`Link`."""
         self._punctuality.hear(COORDINATOR, report)
 
+    @override
     def answer(self, found: RankStatus) -> None:
-        """See :class:`Link`."""
         self._survey.hear(found, time.monotonic())
 
     def locate(self, ranks: Sequence[int]) -> None:
@@ -204,19 +204,20 @@ class LocalLink(Link):
         if len(others) < len(outgoing.ranks):
             yield outgoing.message
 
+    @override
     def settle(self, may_wait: Callable[[], bool]) -> None:
-        """See :class:`Link`. The peers run all older batches, then read, so this ends."""
+        """The peers run all older batches, then read, so this ends."""
         while self._channel.has_unsent and may_wait():
             self._channel.flush(FLUSH_SECONDS)
 
+    @override
     def used(self, schedule: Schedule) -> None:
-        """See :class:`Link`."""
         self._coordinator.use(schedule)
 
+    @override
     def want_rounds(self) -> None:
-        """See :class:`Link`."""
         self._coordinator.want_rounds()
 
+    @override
     def propose(self, changes: Changes) -> None:
-        """See :class:`Link`."""
         self._coordinator.propose(replace(self._coordinator.parameters, **changes))

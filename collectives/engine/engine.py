@@ -69,11 +69,9 @@ class SetCalls:
         self._form = form
 
     def barrier(self, process_set: int) -> None:
-        """See :meth:`Engine.barrier`."""
         self._run(Work(Request("barrier", Operation.BARRIER, process_set=process_set), None, None))
 
     def join(self, process_set: int) -> int:
-        """See :meth:`Engine.join`."""
         work = Work(Request("join", Operation.JOIN, process_set=process_set), None, None)
         work.urged = True
         with self._driver.inside:
@@ -94,7 +92,6 @@ class SetCalls:
         return work.answer
 
     def add(self, ranks: Sequence[int]) -> int:
-        """See :meth:`Engine.add_process_set`."""
         work = Registration(ADD)
         try:
             with self._reporting(ADD):
@@ -122,7 +119,6 @@ class SetCalls:
             )
 
     def remove(self, id: int) -> None:
-        """See :meth:`Engine.remove_process_set`."""
         request = Request("process_set.remove", Operation.REMOVE_PROCESS_SET)
         with self._reporting(request):
             id, ranks = self._process_sets.check_removable(id)

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from collectives.api import Changes, EngineError, HorovodInternalError
+from collectives.api import Changes, EngineError, HorovodInternalError, override
 from collectives.controller.errors import pack
 from collectives.controller.messages import (
     COORDINATOR,
@@ -190,20 +190,21 @@ class RemoteLink(Link):
     def __init__(self, channel: Channel, events: EventStream) -> None:
         super().__init__(channel, (COORDINATOR,), events)
 
+    @override
     def tell(self, message: Message) -> None:
-        """See :class:`Link`."""
         data = encode(message)
         self._channel.send(COORDINATOR, data)
         self.sent += 1
         if Sent in self._events.wanted:
             self._publish_sent(message, (COORDINATOR,), data)
 
+    @override
     def unanswered(self) -> str:
-        """See :class:`Link`. Only the coordinator knows more."""
+        """Only the coordinator knows more."""
         return f"rank {COORDINATOR}, or a rank that it waits for,"
 
+    @override
     def hear(self) -> Iterator[Message]:
-        """See :class:`Link`."""
         if self._kept:
             yield from self._release()
         for sender, data in self._channel.receive():
@@ -217,27 +218,27 @@ class RemoteLink(Link):
         kept, self._kept = self._kept, []
         return [message for _, message in kept]
 
+    @override
     def attend(self) -> Iterator[Message]:
-        """See :class:`Link`."""
         for sender, message in self.arrivals():
             if isinstance(message, Abort | Status | Ping | Locate):
                 yield message
             else:
                 self._kept.append((sender, message))
 
+    @override
     def inquire(self) -> bool:
-        """See :class:`Link`."""
         self._send_directly((COORDINATOR,), Inquiry())
         return True
 
+    @override
     def accuse(self, error: HorovodInternalError) -> None:
-        """See :class:`Link`."""
         self._send_directly((COORDINATOR,), Accusation(pack(error)))
 
+    @override
     def report_waits(self, report: WaitReport) -> None:
-        """See :class:`Link`."""
         self._send_directly((COORDINATOR,), report)
 
+    @override
     def answer(self, found: RankStatus) -> None:
-        """See :class:`Link`."""
         self._send_directly((COORDINATOR,), found)

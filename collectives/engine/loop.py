@@ -70,7 +70,7 @@ class WaitDuties:
         self._is_driving = is_driving
 
     def wait(self) -> None:
-        """See :data:`collectives.backends.base.OnWait`; only the thread that drives may use the channel."""
+        """An ``OnWait`` of backends. Only the thread that drives may use the channel."""
         if self._is_driving():
             self.attend()
 
@@ -120,7 +120,6 @@ class Trials:
             self._trial = None  # it refers to the works, and so to the users' tensors
 
     def _wait(self, absent: Sequence[int]) -> bool:
-        """See :data:`Meanwhile`."""
         now = time.monotonic()
         if self._channel.has_unsent:
             self._channel.flush(FLUSH_SECONDS)

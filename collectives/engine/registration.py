@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from collectives.api import Request, UnsupportedRequestError
+from collectives.api import Request, UnsupportedRequestError, override
 from collectives.backends.base import Backend, OffersVote, Vote
 from collectives.engine.work import Work
 
@@ -74,13 +74,13 @@ class Registration(Work):
         super().__init__(request, None, None)
         self.formation: Formation | None = None
 
+    @override
     def finish(self) -> None:
-        """See :class:`Work`."""
         super().finish()
         self.close()
 
+    @override
     def fail(self, error: Exception) -> None:
-        """See :class:`Work`."""
         super().fail(error)
         self.close()
 

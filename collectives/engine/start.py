@@ -376,7 +376,7 @@ def _for_other_ranks(error: BaseException) -> HorovodInternalError:
 
 
 class _Formation:
-    """See :class:`Formation`. Raises SettingsError and HorovodInternalError."""
+    """A :class:`Formation`. Raises SettingsError and HorovodInternalError."""
 
     def __init__(self, settings: Settings, topology: Topology, address: str, members: Sequence[int]) -> None:
         self._seconds = settings.timeouts.connect
@@ -385,20 +385,17 @@ class _Formation:
         self._joinings: Sequence[Joining] = ()
 
     def prepare(self) -> bytes:
-        """See :class:`Formation`."""
         with _explaining_lack(self._rank):
             self._joinings = self._prepare()
         offer: bytes = msgpack.packb([joining.offer for joining in self._joinings])
         return offer
 
     def connect(self, offers: Sequence[bytes], check: Callable[[], None]) -> SetBackends:
-        """See :class:`Formation`."""
         of_members = [msgpack.unpackb(offer) for offer in offers]
         with _explaining_lack(self._rank), ConnectAttempt(self._seconds, check) as attempt:
             return SetBackends.of(_connect_all(self._joinings, of_members, attempt))
 
     def close(self) -> None:
-        """See :class:`Formation`."""
         registry.discard(self._joinings, (), ShutDownError("connected"))
 
 

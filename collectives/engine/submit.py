@@ -94,7 +94,6 @@ class Submitter:
             self._events.publish(_submitted(work.request, work.since))
 
     def report(self, requests: Sequence[Request], error: InvalidRequestError, unnamed: bool) -> None:
-        """See :meth:`Engine.reject`."""
         try:
             for request in requests:
                 self.check(request)

@@ -119,7 +119,7 @@ class Admission:
         self._collect(self._without_confirmation)
 
     def _collect(self, late: Callable[[Collection[int]], CollectiveTimeoutError]) -> dict[int, Any]:
-        """See :meth:`collect`; ``late`` is called with the ranks that have answered when the time is over."""
+        """As :meth:`collect`; ``late`` is called with the ranks that have answered when the time is over."""
         found: dict[int, Any] = {}
         ranks = {peer.wire.sock.fileno(): rank for rank, peer in self._peers.items()}
         while len(found) < len(ranks):

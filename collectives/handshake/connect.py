@@ -82,7 +82,7 @@ RESERVED = 4
 
 
 def admit_members(end: LocalEnd, entries: Entries, offer: Offer, watch: EndWatch) -> HandshakeResult:
-    """See :func:`collectives.handshake.connect.connect_channel`."""
+    """As :func:`connect_channel`."""
     hello = end.hello
     start = entries.next
     publishing = partial(_publishing_failure, end, entries, start)
@@ -155,7 +155,7 @@ def _center_channel(hosts: Sequence[str], connections: Mapping[int, Connection])
 
 
 def join_center(end: LocalEnd, entries: Entries, process_sets: ProcessSets, offer: Offer) -> HandshakeResult:
-    """See :func:`collectives.handshake.connect.connect_channel`."""
+    """As :func:`connect_channel`."""
     with ExitStack() as stack:
         center, start, (hosts, cores) = find_center(end, entries)
         stack.callback(center.sock.close)

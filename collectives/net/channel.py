@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
+from collectives.api import override
+
 
 class SignalEvent:
     """Like ``threading.Event``, which can deadlock if a signal handler interrupts the thread that holds its lock."""
@@ -155,13 +157,13 @@ class InprocChannel(Channel):
         self._closed = False
 
     def watch(self, on_lost: Callable[[int], None]) -> None:
-        """See :class:`Channel`; the callback runs on the thread that closes the peer."""
+        """The callback runs on the thread that closes the peer."""
         self._on_lost = on_lost
         for rank in list(self._lost):
             on_lost(rank)
 
+    @override
     def send(self, rank: int, data: bytes) -> None:
-        """See :class:`Channel`."""
         if not self._closed:
             self._hub.channel(rank)._deliver(self.rank, data)
 
@@ -169,28 +171,28 @@ class InprocChannel(Channel):
         self._inbox.append((sender, data))
         self._arrived.set()
 
+    @override
     def receive(self) -> list[tuple[int, bytes]]:
-        """See :class:`Channel`."""
         self._arrived.clear()
         messages = []
         while self._inbox:
             messages.append(self._inbox.popleft())
         return messages
 
+    @override
     def peek(self) -> bool:
-        """See :class:`Channel`."""
         return bool(self._inbox)
 
+    @override
     def poll(self, timeout: float | None) -> None:
-        """See :class:`Channel`."""
         self._arrived.wait(timeout)
 
+    @override
     def wake(self) -> None:
-        """See :class:`Channel`."""
         self._arrived.set()
 
+    @override
     def close(self) -> None:
-        """See :class:`Channel`."""
         if not self._closed:
             self._closed = True
             peers = range(1, self.size) if self.rank == 0 else (0,)

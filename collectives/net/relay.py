@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from collectives.api import EngineError, PeerLostError
+from collectives.api import EngineError, PeerLostError, override
 from collectives.controller.aggregation import Aggregator, Upward
 from collectives.controller.errors import pack, unpack
 from collectives.controller.messages import Abort, decode, encode
@@ -197,20 +197,20 @@ class _WithLifelines(SocketChannel):
         self._relays = [connections[peer] for peer in relayed]
         self._lifelines = dict(lifelines)
 
+    @override
     def skip_relays(self) -> None:
-        """See :class:`Channel`."""
         self._relays = []
 
     def _watched(self) -> dict[int, int]:
         return super()._watched() | {lifeline.fileno(): rank for rank, lifeline in self._lifelines.items()}
 
     @property
+    @override
     def relayed(self) -> Collection[int]:
-        """See :class:`Channel`."""
         return self._lifelines.keys()
 
+    @override
     def send_directly(self, ranks: Iterable[int], data: bytes) -> None:
-        """See :class:`Channel`."""
         for rank in ranks:
             if rank in self._lifelines:
                 self._lifelines[rank].send(data)
@@ -247,12 +247,12 @@ class Center(_WithLifelines):
         super().__init__(0, size, connections, served, lifelines)
         self._leaders = {rank: leader for leader, ranks in served.items() for rank in ranks}
 
+    @override
     def send(self, rank: int, data: bytes) -> None:
-        """See :class:`Channel`."""
         self.send_to((rank,), data)
 
+    @override
     def send_to(self, ranks: Iterable[int], data: bytes) -> None:
-        """See :class:`Channel`."""
         served: defaultdict[int, list[int]] = defaultdict(list)
         for rank in ranks:
             if rank in self._leaders:
@@ -275,8 +275,8 @@ class Leaf(_WithLifelines):
         super().__init__(rank, size, {leader: connection}, (leader,), {0: lifeline})
         self._relay = connection
 
+    @override
     def send(self, rank: int, data: bytes) -> None:
-        """See :class:`Channel`."""
         self._relay.send(data)
 
     def _open(self, peer: int, frames: list[bytes]) -> list[tuple[int, bytes]]:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from collectives.api import EngineError
+from collectives.api import EngineError, override
 from collectives.net.channel import Channel
 
 HEADER = struct.Struct(">I")
@@ -206,21 +206,21 @@ class SocketChannel(Channel):
         self._pollers = threading.local()
 
     @property
+    @override
     def has_unsent(self) -> bool:
-        """See :class:`Channel`."""
         for connection in self._connections.values():  # noqa: SIM110 - faster, and the engine asks after each operation
             if connection.unsent:
                 return True
         return False
 
+    @override
     def flush(self, timeout: float) -> None:
-        """See :class:`Channel`."""
         deadline = time.monotonic() + timeout
         for connection in self._connections.values():
             connection.drain(deadline)
 
+    @override
     def watch(self, on_lost: Callable[[int], None]) -> None:
-        """See :class:`Channel`."""
         with self._watching:
             self._on_lost, lost = on_lost, list(self._lost)
         for rank in lost:
@@ -260,17 +260,17 @@ class SocketChannel(Channel):
         """Descriptors, and the rank that is lost when its connection ends."""
         return self._peers
 
+    @override
     def process(self, rank: int) -> int | None:
-        """See :class:`Channel`."""
         connection = self._connections.get(rank)
         return None if connection is None else connection.process
 
+    @override
     def send(self, rank: int, data: bytes) -> None:
-        """See :class:`Channel`."""
         self._connections[rank].send(data)
 
+    @override
     def receive(self) -> list[tuple[int, bytes]]:
-        """See :class:`Channel`."""
         messages: list[tuple[int, bytes]] = []
         while self._aside:
             messages.append(self._aside.popleft())
@@ -305,12 +305,12 @@ class SocketChannel(Channel):
         """The messages in frames from ``peer``, as (sender, data)."""
         return [(peer, data) for data in frames]
 
+    @override
     def peek(self) -> bool:
-        """See :class:`Channel`."""
         return bool(self._aside) or any(descriptor != self._wake for descriptor, _ in self._poller().poll(0))
 
+    @override
     def poll(self, timeout: float | None) -> None:
-        """See :class:`Channel`."""
         woken = self._wake in wait(self._poller(), self._connections.values(), timeout)
         if woken and not self._aside:  # or another thread, which does not receive, would take the wake
             self._clear_wake()
@@ -328,8 +328,8 @@ class SocketChannel(Channel):
         with suppress(BlockingIOError):  # the other poller was faster
             os.eventfd_read(self._wake)
 
+    @override
     def wake(self) -> None:
-        """See :class:`Channel`."""
         token = object()
         self._waking.add(token)
         try:
@@ -338,8 +338,8 @@ class SocketChannel(Channel):
         finally:
             self._waking.discard(token)
 
+    @override
     def close(self) -> None:
-        """See :class:`Channel`."""
         if self._closed:
             return
         self._closed = True
@@ -367,8 +367,8 @@ class SocketChannel(Channel):
         for connection in self._connections.values():
             connection.close()
 
+    @override
     def disown(self) -> None:
-        """See :class:`Channel`."""
         if self._closed:  # the job ended before the fork, and the numbers may be those of foreign descriptors now
             return
         self._closed = True

@@ -190,11 +190,11 @@ class StatusRequest:
 
     @property
     def deadline(self) -> float | None:
-        """See the class."""
+        """When the present questions end; None where none are open."""
         return None if self._since is None else self._since + ANSWER_SECONDS
 
     def cleared(self, pending: Pending) -> Pending:
-        """See :meth:`StatusTable.cleared`, by the answers of the present investigation."""
+        """As :meth:`StatusTable.cleared`, by the answers to the present questions."""
         return pending if self._since is None else self._survey.cleared(pending, self._since)
 
     def find(self, ranks: Sequence[int], now: float) -> list[str] | None:

@@ -49,7 +49,7 @@ class LivenessCheck:
 
     @property
     def deadline(self) -> float | None:
-        """See the class; None where no rank wants the result."""
+        """The result; None where no rank wants it."""
         if not self:
             return None
         if self._accusation is None:

@@ -73,7 +73,7 @@ def look(thread: int, stacks: Stacks) -> Look:
 
 
 def _used(native: int) -> float:
-    """See :class:`Look`; 0 for a thread that has just ended."""
+    """The field of a :class:`Look`; 0 for a thread that has just ended."""
     try:
         return time.clock_gettime((~native << 3) | THREAD_CLOCK)
     except OSError:
@@ -81,7 +81,7 @@ def _used(native: int) -> float:
 
 
 def _queued(native: int) -> float:
-    """See :class:`Look`; 0 where the kernel does not count it."""
+    """The field of a :class:`Look`; 0 where the kernel does not count it."""
     try:
         fields = Path(f"/proc/self/task/{native}/schedstat").read_text().split()
     except OSError:

@@ -144,7 +144,6 @@ class CoordinatorWatch:
 
     @property
     def asked(self) -> float | None:
-        """See :class:`Watchdog`."""
         return self._silence.asked
 
     def _ask(self) -> None:

@@ -168,7 +168,6 @@ class _Watched:
         self._show = show
 
     def sink(self, rank: int, name: str) -> Sink:
-        """See :class:`executors.agents.local.output.Sinks`."""
         return TeeSink(self._output.sink(rank, name), _Shower(lambda line: self._show(rank, name, line)))
 
 

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
+from collectives.api import override
 from collectives.net.acceptor import Acceptor
 from executors.dashboard.address import Address
 from executors.job.server import ServerThread, Started
@@ -50,8 +51,8 @@ class PageConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._inside: asyncio.Protocol | None = None
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See :class:`asyncio.BaseProtocol`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if len(self._connections) >= MOST_CONNECTIONS:
@@ -63,8 +64,8 @@ class PageConnection(asyncio.Protocol):
             REQUEST_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT, LATE
         )
 
+    @override
     def data_received(self, data: bytes) -> None:
-        """See :class:`asyncio.Protocol`."""
         if self._inside is not None:
             self._inside.data_received(data)
             return
@@ -99,22 +100,22 @@ class PageConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @override
     def eof_received(self) -> bool | None:
-        """See :class:`asyncio.Protocol`."""
         return None if self._inside is None else self._inside.eof_received()
 
+    @override
     def pause_writing(self) -> None:
-        """See :class:`asyncio.BaseProtocol`."""
         if self._inside is not None:
             self._inside.pause_writing()
 
+    @override
     def resume_writing(self) -> None:
-        """See :class:`asyncio.BaseProtocol`."""
         if self._inside is not None:
             self._inside.resume_writing()
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """See :class:`asyncio.BaseProtocol`."""
         self._stop_timer()
         self._connections.discard(self)
         if self._inside is not None:

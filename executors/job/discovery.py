@@ -122,7 +122,6 @@ class FixedHosts:
         self._slots = dict(slots)
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        """See :class:`HostDiscovery`."""
         return self._slots
 
 
@@ -141,7 +140,6 @@ class HostDiscoveryScript:
         self._is_closed = False
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        """See :class:`HostDiscovery`."""
         return parse_hosts(self._output(), self._slots, f"the host discovery script {self._script!r}")
 
     def close(self) -> None:

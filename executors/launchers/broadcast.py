@@ -36,7 +36,7 @@ class _ByChannel(ABC):
     __slots__ = ()
 
     def lead(self, job: str, seconds: float) -> Led:
-        """See :class:`.Rendezvous`. The secret is a random one."""
+        """The secret is a random one."""
         with ExitStack() as stack:
             channel = stack.enter_context(closing(self._open(seconds)))
             server, offer = serve(job)
@@ -46,7 +46,6 @@ class _ByChannel(ABC):
         return Led(server, offer.secret, channel.close)
 
     def follow(self, job: str, seconds: float) -> Found:
-        """See :class:`.Rendezvous`."""
         with ExitStack() as stack:
             channel = stack.enter_context(closing(self._open(seconds)))
             offer = RendezvousOffer.unpack(channel.broadcast(None, seconds))

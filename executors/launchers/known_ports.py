@@ -151,7 +151,7 @@ class KnownPorts:
         return cls((LOOPBACK,), ports, Trust.USER)
 
     def lead(self, job: str, seconds: float) -> Led:
-        """See :class:`.Rendezvous`. Listens on the first port that is free."""
+        """Listens on the first port that is free."""
         secret = self._secret(job)
         if self.trust is Trust.NETWORK and not chosen_key():
             logger.warning(
@@ -164,7 +164,6 @@ class KnownPorts:
         return Led(server, secret)
 
     def follow(self, job: str, seconds: float) -> Found:
-        """See :class:`.Rendezvous`."""
         return find(self.hosts, self.ports, self._secret(job), job, seconds)
 
     def _secret(self, job: str) -> JobSecret:

@@ -12,7 +12,6 @@ class Jsrun:
     """The variables of a task of jsrun within a job of LSF."""
 
     def place(self, environment: Mapping[str, str]) -> Place | None:
-        """See :class:`.Launcher`."""
         rank, size = number(environment, "JSM_NAMESPACE_RANK"), number(environment, "JSM_NAMESPACE_SIZE")
         if rank is None or size is None:
             return None

@@ -62,7 +62,7 @@ class Mpi:
             raise
 
     def broadcast(self, value: bytes | None, seconds: float) -> bytes:
-        """See :class:`Channel`. It does not block: a rank that does not come must not hold this one for ever."""
+        """It does not block: a rank that does not come must not hold this one for ever."""
         buffer = bytearray((value or b"").ljust(MOST_BYTES))
         try:
             request = self._communicator.Ibcast([buffer, self._mpi.BYTE], 0)

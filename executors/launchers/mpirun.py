@@ -18,7 +18,6 @@ class OpenMpi:
     """mpirun of Open MPI, also as Kubeflow's MPI operator and Azure ML use it."""
 
     def place(self, environment: Mapping[str, str]) -> Place | None:
-        """See :class:`.Launcher`."""
         rank, size = number(environment, "OMPI_COMM_WORLD_RANK"), number(environment, "OMPI_COMM_WORLD_SIZE")
         if rank is None or size is None:
             return None
@@ -49,7 +48,6 @@ class Hydra:
     """mpirun of MPICH and of Intel MPI, and srun --mpi=pmi2: PMI's variables."""
 
     def place(self, environment: Mapping[str, str]) -> Place | None:
-        """See :class:`.Launcher`."""
         rank, size = number(environment, "PMI_RANK"), number(environment, "PMI_SIZE")
         if rank is None or size is None:
             return None
@@ -60,7 +58,6 @@ class Mvapich:
     """mpirun of MVAPICH2."""
 
     def place(self, environment: Mapping[str, str]) -> Place | None:
-        """See :class:`.Launcher`."""
         rank, size = number(environment, "MV2_COMM_WORLD_RANK"), number(environment, "MV2_COMM_WORLD_SIZE")
         if rank is None or size is None:
             return None

@@ -50,7 +50,7 @@ class Pmi:
         return cls(int(text)) if text.isascii() and text.isdigit() else None
 
     def broadcast(self, value: bytes | None, seconds: float) -> bytes:
-        """See :class:`.Channel`. ``value`` has no spaces and no line ends once it is in hex digits."""
+        """``value`` has no spaces and no line ends once it is in hex digits."""
         self._deadline = time.monotonic() + seconds
         if value is not None:
             for index, part in enumerate(_parts(value)):

@@ -71,7 +71,6 @@ class Pmix:
         return None
 
     def broadcast(self, value: bytes | None, seconds: float) -> bytes:
-        """See :class:`.Channel`."""
         outcome: Future[bytes] = Future()
         # Owner: this call; bound: ``seconds``, then the thread is left to the end of the process; abort: none in PMIx.
         threading.Thread(

@@ -25,7 +25,7 @@ class SharedFolder:
     folder: Path
 
     def lead(self, job: str, seconds: float) -> Led:
-        """See :class:`.Rendezvous`. The file goes with the rendezvous."""
+        """The file goes with the rendezvous."""
         server, offer = serve(job)
         path, content = self._path(job), offer.pack()
         try:
@@ -39,7 +39,7 @@ class SharedFolder:
         return Led(server, offer.secret, end=lambda: _remove(path, content))
 
     def follow(self, job: str, seconds: float) -> Found:
-        """See :class:`.Rendezvous`. An earlier rank 0 may have left a file, so it is read again until it is true."""
+        """An earlier rank 0 may have left a file, so it is read again until it is true."""
         for _ in attempts(seconds):
             with suppress(OSError, SettingsError, CollectiveTimeoutError):
                 offer = RendezvousOffer.unpack(_read(self._path(job)))

@@ -14,7 +14,6 @@ class Srun:
     """The variables of a task of a step. A batch script has SLURM_NTASKS and SLURM_PROCID, too, but is one process."""
 
     def place(self, environment: Mapping[str, str]) -> Place | None:
-        """See :class:`.Launcher`."""
         rank, size = number(environment, "SLURM_PROCID"), number(environment, "SLURM_STEP_NUM_TASKS")
         if rank is None or size is None or not text(environment, "SLURM_STEP_ID"):
             return None

@@ -19,7 +19,6 @@ class TorchDistributed:
     """
 
     def place(self, environment: Mapping[str, str]) -> Place | None:
-        """See :class:`.Launcher`."""
         rank, size = number(environment, "RANK"), number(environment, "WORLD_SIZE")
         master = text(environment, "MASTER_ADDR")
         if rank is None or size is None or not text(environment, "MASTER_ADDR", "LOCAL_RANK", FOLDER):
@@ -57,7 +56,6 @@ class WithoutAddress:
     """
 
     def place(self, environment: Mapping[str, str]) -> Place | None:
-        """See :class:`.Launcher`."""
         rank, size = number(environment, "RANK"), number(environment, "WORLD_SIZE")
         if rank is None or size is None:
             return None

@@ -16,7 +16,7 @@ class YarnShell:
     """YARN_SHELL_ID counts the containers from 1. Only the user knows how many there are, and sets WORLD_SIZE."""
 
     def place(self, environment: Mapping[str, str]) -> Place | None:
-        """See :class:`.Launcher`. Raises SettingsError where WORLD_SIZE is missing or too small for this container."""
+        """Raises SettingsError where WORLD_SIZE is missing or too small for this container."""
         count, size = number(environment, NUMBER), number(environment, SIZE)
         if not count:
             return None

@@ -92,7 +92,6 @@ class Meeting:
         self._crossed = 0
 
     def compare(self, model: Model, known: Callable[[], Collection[Model]], process_set: ProcessSet) -> Agreed:
-        """See :func:`agreed_names`."""
         with self._changed:
             if model in self._agreed:
                 return self._agreed[model]

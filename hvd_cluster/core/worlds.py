@@ -226,11 +226,9 @@ class Worlds:
         return self._member.finish(Report("finished", self.round, text=last_report, call=number))
 
     def give_metrics(self, number: int, metrics: bytes) -> None:
-        """See :meth:`executors.driver.member.Member.give_metrics`."""
         self._member.give_metrics(number, metrics)
 
     def metrics_of(self, worker: str, number: int) -> bytes:
-        """See :meth:`executors.driver.member.Member.metrics_of`."""
         return self._member.metrics_of(worker, number)
 
     def world_from(self, round: int) -> World:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from collectives.api import override
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.elastic.parts import Part
@@ -42,26 +43,26 @@ class StateHandler(Part):
         self.value = value
         self.save()
 
+    @override
     def light(self) -> Any:
-        """See :class:`Part`."""
         self.save()
 
+    @override
     def put_light(self, light: Any) -> None:
-        """See :class:`Part`."""
         self.restore()
 
+    @override
     def share(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         self.sync()
 
     @property
+    @override
     def keeps_one_copy(self) -> bool:
-        """See :class:`Part`."""
         return True
 
     @property
+    @override
     def gives(self) -> bool:
-        """See :class:`Part`."""
         return basics.rank() == 0
 
 
@@ -70,36 +71,39 @@ class SnapshotHandler(StateHandler):
 
     _saved: tuple[Any, Any] | None = None
 
+    @override
     def save(self) -> None:
-        """See :class:`StateHandler`."""
         self._saved = self.light(), self.heavy(None)
 
     def restore(self) -> None:
-        """See :class:`StateHandler`; does nothing before the first :meth:`save`."""
+        """Nothing happens before the first :meth:`save`."""
         if self._saved is not None:
             light, heavy = self._saved
             self.put_heavy(heavy)
             self.put_light(light)
 
+    @override
     def sync(self) -> None:
-        """See :class:`StateHandler`."""
         self.share(root_rank=0)
 
     def set_value(self, value: Any) -> None:
-        """See :class:`StateHandler`; the state makes the copy."""
+        """The state makes the copy."""
         self.value, self._saved = value, None
 
     @abstractmethod
+    @override
     def light(self) -> Any:
-        """See :class:`Part`."""
+        pass
 
     @abstractmethod
+    @override
     def put_light(self, light: Any) -> None:
-        """See :class:`Part`."""
+        pass
 
     @abstractmethod
+    @override
     def share(self, root_rank: int) -> None:
-        """See :class:`Part`."""
+        pass
 
     def share_structure(self, noun: str, root_rank: int) -> None:
         """Take the light values of the rank ``root_rank``, which messages call by ``noun``."""
@@ -108,29 +112,29 @@ class SnapshotHandler(StateHandler):
             self.put_light(light)
 
     @property
+    @override
     def keeps_one_copy(self) -> bool:
-        """See :class:`Part`."""
         return False
 
     @property
+    @override
     def gives(self) -> bool:
-        """See :class:`Part`."""
         return True
 
 
 class StateDictHandler(SnapshotHandler):
     """For small values with ``state_dict`` and ``load_state_dict``, such as schedulers of learning rates."""
 
+    @override
     def light(self) -> Any:
-        """See :class:`Part`."""
         return copy.deepcopy(self.value.state_dict())
 
+    @override
     def put_light(self, light: Any) -> None:
-        """See :class:`Part`."""
         self.value.load_state_dict(copy.deepcopy(light))
 
+    @override
     def share(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         kind = type(self.value).__name__
         state = broadcast_structure(
             self.value.state_dict, f"the state of the {kind}", root_rank, f"state.{kind}", global_process_set
@@ -142,17 +146,17 @@ class StateDictHandler(SnapshotHandler):
 class EpochHandler(SnapshotHandler):
     """For samplers with ``epoch`` and ``set_epoch``, such as DistributedSampler: the loader keeps the object."""
 
+    @override
     def light(self) -> int:
-        """See :class:`Part`."""
         epoch: int = self.value.epoch
         return epoch
 
+    @override
     def put_light(self, light: int) -> None:
-        """See :class:`Part`."""
         self.value.set_epoch(light)
 
+    @override
     def share(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         self.share_structure("epoch", root_rank)
 
 
@@ -163,13 +167,13 @@ class SamplerStateHandler(StateDictHandler):
         super().__init__(value)
         _mark(value)
 
+    @override
     def set_value(self, value: Any) -> None:
-        """See :class:`StateHandler`."""
         super().set_value(value)
         _mark(value)
 
+    @override
     def begin_world(self) -> None:
-        """See :class:`Part`."""
         reset = getattr(self.value, "reset", None)
         if reset is not None:
             reset()

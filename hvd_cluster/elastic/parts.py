@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from collectives.api import InvalidRequestError
+from collectives.api import InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.ops.objects import described
@@ -92,21 +92,23 @@ class Attributes(Part):
         self._values = values
         self._put = put
 
+    @override
     def light(self) -> dict[str, Any]:
-        """See :class:`Part`. InvalidRequestError if an attribute cannot be copied."""
+        """InvalidRequestError if an attribute cannot be copied."""
         values: dict[str, Any] = _tried(copy.deepcopy, dict(self._values()), "copied")
         return values
 
+    @override
     def put_light(self, light: Mapping[str, Any]) -> None:
-        """See :class:`Part`."""
         self._put(copy.deepcopy(light))
 
+    @override
     def layout(self) -> list[tuple[str, str]]:
-        """See :class:`Part`."""
         return [(name, "an attribute") for name in sorted(self._values())]
 
+    @override
     def share(self, root_rank: int) -> None:
-        """See :class:`Part`. InvalidRequestError on all ranks if an attribute cannot be pickled."""
+        """InvalidRequestError on all ranks if an attribute cannot be pickled."""
         name = "state.attributes"
         pickled = broadcast_structure(self._pickled, "the state", root_rank, name, global_process_set)
         if basics.rank() != root_rank:

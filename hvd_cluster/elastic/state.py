@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
-from collectives.api import HostsUpdatedInterrupt, InvalidRequestError
+from collectives.api import HostsUpdatedInterrupt, InvalidRequestError, override
 from hvd_cluster import __version__
 from hvd_cluster.core import basics
 from hvd_cluster.elastic import session
@@ -181,8 +181,9 @@ class ObjectState(State):
         finally:
             self._committing = False
 
+    @override
     def check_host_updates(self) -> None:
-        """See :class:`State`. The present state counts, as after a commit, if the ranks change here."""
+        """The present state counts, as after a commit, if the ranks change here."""
         try:
             super().check_host_updates()
         except HostsUpdatedInterrupt:
@@ -191,8 +192,9 @@ class ObjectState(State):
             self._in_doubt = True
             raise
 
+    @override
     def interrupted(self) -> None:
-        """See :class:`State`. Which state counts is decided in :meth:`sync`, so nothing changes yet."""
+        """Which state counts is decided in :meth:`sync`, so nothing changes yet."""
         self._in_doubt = True
 
     def restore(self) -> None:
@@ -201,8 +203,8 @@ class ObjectState(State):
         self._ledger.go_back()
         self._forget()
 
+    @override
     def on_reset(self) -> None:
-        """See :class:`State`."""
         if not self._is_settled():
             self._in_doubt = True
             self._begin_world()
@@ -220,7 +222,8 @@ class ObjectState(State):
     # Agreement.
 
     def sync(self) -> None:
-        """See the class. All ranks call it. Raises HorovodInternalError when a rank is lost; call it again then.
+        """Give all ranks one state. All ranks call it. Raises HorovodInternalError when a rank is lost; call it then
+        again.
 
         After an error of this method a rank still has the state of its last commit or full copy.
         """

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from typing import Any, TypeAlias
 
-from collectives.api import HorovodInternalError, InvalidRequestError
+from collectives.api import HorovodInternalError, InvalidRequestError, override
 
 Tensor: TypeAlias = Any
 """A tensor of the binding's framework."""
@@ -50,13 +50,13 @@ class NoneCompressor(Compressor):
     elementwise = True
 
     @staticmethod
+    @override
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """See :class:`Compressor`."""
         return tensor, None
 
     @staticmethod
+    @override
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """See :class:`Compressor`."""
         return tensor
 
 

@@ -86,7 +86,6 @@ class Gradients(Generic[P]):
             self._sparsify(parameter, dimensions)
 
     def entry(self, parameter: P) -> tuple[int, int, int]:
-        """See :data:`hvd_cluster.gradients.layout.Layouts`."""
         if parameter not in self.members:
             kind = FROZEN
         elif parameter in self.absent:

@@ -117,7 +117,6 @@ class _Plan:
 
     @property
     def static_roster(self) -> Roster | None:
-        """See :class:`Shipment`."""
         return self.roster if self.is_deferred else None
 
     def name(self, static: str) -> str:

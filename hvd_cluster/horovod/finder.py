@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 
+from collectives.api import override
 from hvd_cluster import __version__
 
 __all__ = ["HOROVOD_VERSION", "HorovodFinder"]
@@ -41,10 +42,11 @@ STAND_IN = f"hvd-cluster {__version__}, which stands in for Horovod here, does n
 class HorovodFinder(DistributionFinder):
     """Finds horovod and all modules below it; the error for a missing module names hvd-cluster."""
 
+    @override
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See :class:`importlib.abc.MetaPathFinder`. Raises for a missing module, but only where it is imported."""
+        """Raises for a missing module, but only where it is imported."""
         if fullname.partition(".")[0] == "horovod":
             return _own(fullname) or _alias(fullname)
         module, _, name = fullname.rpartition(".")

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from collectives.api import InvalidRequestError, ReduceOp
+from collectives.api import InvalidRequestError, ReduceOp, override
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding, Shipment
@@ -33,48 +33,51 @@ class JaxLists(ListBinding):
     """All tensors of a step travel in one call, which XLA runs when the last gradient is there."""
 
     @staticmethod
+    @override
     def is_deferred() -> bool:
-        """See :class:`ListBinding`. XLA runs all calls, also those outside of compiled functions."""
+        """XLA runs all calls, also those outside of compiled functions."""
         return True
 
     @staticmethod
+    @override
     def kind(gradient: jax.Array) -> Hashable:
-        """See :class:`ListBinding`."""
         return gradient.dtype
 
     @staticmethod
+    @override
     def is_sparse(gradient: jax.Array) -> bool:
-        """See :class:`ListBinding`. Gradients of JAX are dense."""
+        """Gradients of JAX are dense."""
         return False
 
     @staticmethod
+    @override
     def to_dense(gradient: jax.Array, target: Target) -> jax.Array:
-        """See :class:`ListBinding`."""
         return gradient
 
     @staticmethod
+    @override
     def zeros(target: Target, like: jax.Array | None) -> jax.Array:
-        """See :class:`ListBinding`."""
         return jnp.zeros(target.shape or (), str(target.dtype))
 
     @staticmethod
+    @override
     def pack(gradients: Sequence[jax.Array]) -> jax.Array:
-        """See :class:`ListBinding`."""
         return jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
 
     @staticmethod
+    @override
     def unpack(packed: jax.Array, targets: Sequence[Target]) -> Sequence[jax.Array]:
-        """See :class:`ListBinding`."""
         shapes = [target.shape or () for target in targets]
         ends = list(accumulate(prod(shape) for shape in shapes))
         parts = jnp.split(packed, ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     @staticmethod
+    @override
     def allreduce(
         shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
     ) -> Sequence[Sequence[jax.Array]]:
-        """See :class:`ListBinding`. InvalidRequestError where JAX computes on another device than the CPU."""
+        """InvalidRequestError where JAX computes on another device than the CPU."""
         _require_cpu()
         combined = iter(allreduce(shipments, process_set, fields) if shipments else ())
         return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
@@ -87,8 +90,9 @@ class JaxLists(ListBinding):
         raise InvalidRequestError(f"the gradient {name!r} of JAX is not sparse")
 
     @staticmethod
+    @override
     def share(gradient: jax.Array, process_set: ProcessSet) -> jax.Array:
-        """See :class:`ListBinding`. Divided when a compiled function runs, because the number of ranks may change."""
+        """Divided when a compiled function runs, because the number of ranks may change."""
         _require_cpu()
         count: jax.Array = size(process_set).astype(gradient.dtype)
         return gradient / count

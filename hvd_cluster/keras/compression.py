@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from collectives.api import override
 from hvd_cluster.gradients.compression import Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
@@ -18,14 +19,14 @@ class _Cast(Compressor):
     dtype: str
 
     @classmethod
+    @override
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """See :class:`Compressor`."""
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         return (keras.ops.cast(tensor, cls.dtype), dtype) if "float" in dtype else (tensor, None)
 
     @staticmethod
+    @override
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """See :class:`Compressor`."""
         return tensor if ctx is None else keras.ops.cast(tensor, ctx)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from collectives.api import InvalidRequestError
+from collectives.api import InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.keras import variables
 
@@ -154,8 +154,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         size = basics.size()
         return (done * (size - 1) / self.warmup_epochs + 1) / size
 
+    @override
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See :class:`LearningRateScheduleCallback`."""
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch == self.warmup_epochs - 1 and basics.rank() == 0:
             rate = _rate(self.model.optimizer)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from collectives.api import InvalidRequestError
+from collectives.api import InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.targets import positional
@@ -63,14 +63,14 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         process_set = self.process_set
         return basics.worlds() is None and process_set.size() == 1 and bool(process_set.included())
 
+    @override
     def get_config(self) -> dict[str, Any]:
-        """See ``keras.layers.Layer``."""
         ranks = None if self.process_set is global_process_set else self.process_set.ranks
         return {**super().get_config(), "process_set": ranks}
 
     @classmethod
+    @override
     def from_config(cls, config: dict[str, Any]) -> SyncBatchNormalization:
-        """See ``keras.layers.Layer``."""
         layer: SyncBatchNormalization = super().from_config({**config, "process_set": _set_of(config["process_set"])})
         return layer
 

@@ -18,7 +18,6 @@ class _Place:
         self._index = -1
 
     def require(self, index: int) -> None:
-        """See :func:`require_gpu`."""
         engine = basics.engine()
         if engine is not self._engine():
             self._engine, self._index = weakref.ref(engine), index

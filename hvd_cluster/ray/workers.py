@@ -59,7 +59,6 @@ class FixedWorkers:
         self._started: RayJob | ClientJob | None = None
 
     def start(self, build: Call | None, variables: Mapping[str, str]) -> None:
-        """See :class:`Workers`."""
         building = store(build) if build else None
         kind = ClientJob if is_client() else RayJob
         job = kind(self._request, self._settings, self._use_current_group, variables)
@@ -67,27 +66,22 @@ class FixedWorkers:
         self._started = job
 
     def call(self, method: str, call: Call, callbacks: Sequence[Callback]) -> list[Any]:
-        """See :class:`Workers`."""
         job = self._job()
         return job.call(method, store(call), callbacks=callbacks)
 
     def split(self, datasets: Mapping[str, Dataset]) -> Mapping[str, Sequence[DataIterator]]:
-        """See :class:`Workers`."""
         return split(datasets, self._request.size)
 
     def first(self, call: Call) -> Any:
-        """See :class:`Workers`."""
         job = self._job()
         [value] = job.call("execute", store(call), ranks=1)
         return value
 
     def submit(self, call: Call) -> list[ObjectRef[Any]]:
-        """See :class:`Workers`."""
         job = self._job()
         return job.submit(store(call))
 
     def close(self) -> None:
-        """See :class:`Workers`."""
         if self._started is not None:
             self._started.close()
 
@@ -143,12 +137,10 @@ class ElasticWorkers:
         )
 
     def start(self, build: Call | None, variables: Mapping[str, str]) -> None:
-        """See :class:`Workers`."""
         self._build = store(build) if build else None
         self._variables = variables
 
     def call(self, method: str, call: Call, callbacks: Sequence[Callback]) -> list[Any]:
-        """See :class:`Workers`."""
         check_connection()
         work = ActorWork(
             store(call),
@@ -162,17 +154,14 @@ class ElasticWorkers:
         return run(work, self.wanted.limits(), self.options, callbacks)
 
     def split(self, datasets: Mapping[str, Dataset]) -> Mapping[str, Sequence[DataIterator]]:
-        """See :class:`Workers`."""
         raise NotImplementedError("datasets are for a fixed number of workers; use num_workers alone")
 
     def first(self, call: Call) -> Any:
-        """See :class:`Workers`."""
         raise NotImplementedError("execute_single() is for a fixed number of workers; use execute(), or num_workers")
 
     def submit(self, call: Call) -> list[ObjectRef[Any]]:
-        """See :class:`Workers`."""
         raise NotImplementedError("run_remote() is for a fixed number of workers; use run(), or num_workers alone")
 
     def close(self) -> None:
-        """See :class:`Workers`. Between two calls there is no worker."""
+        """Between two calls there is no worker."""
         self._build = None

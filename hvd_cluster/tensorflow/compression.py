@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from collectives.api import override
 from hvd_cluster.gradients.compression import Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
@@ -18,13 +19,13 @@ class _Cast(Compressor):
     dtype: tf.DType
 
     @classmethod
+    @override
     def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """See :class:`Compressor`."""
         return (tf.cast(tensor, cls.dtype), tensor.dtype) if tensor.dtype.is_floating else (tensor, None)
 
     @staticmethod
+    @override
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """See :class:`Compressor`."""
         return tensor if ctx is None else tf.cast(tensor, ctx)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from collectives.api import override
 from hvd_cluster.core import memory
 from hvd_cluster.gradients.compression import Compressor, IntoCompressor, NoneCompressor
 from hvd_cluster.torch.powersgd import PowerSGD
@@ -21,18 +22,18 @@ class _Cast(IntoCompressor):
     dtype: torch.dtype
 
     @classmethod
+    @override
     def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """See :class:`Compressor`."""
         return (_cast(tensor, cls.dtype), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
 
     @staticmethod
+    @override
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """See :class:`Compressor`."""
         return tensor if ctx is None else tensor.to(ctx)
 
     @staticmethod
+    @override
     def decompress_into(tensor: torch.Tensor, ctx: Any, target: torch.Tensor) -> None:
-        """See :class:`IntoCompressor`."""
         if tensor is not target:
             target.copy_(tensor)
 

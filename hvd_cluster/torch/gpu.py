@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from collectives.api import DType, InvalidRequestError
+from collectives.api import DType, InvalidRequestError, override
 from collectives.backends.completion import Polled
 from collectives.buffers import Buffer
 from collectives.engine.work import Work
@@ -25,12 +25,12 @@ class Recorded(Polled):
         self._index = index
 
     @property
+    @override
     def is_done(self) -> bool:
-        """See :class:`Completion`."""
         return bool(self._event.query())
 
+    @override
     def precede(self, stream: int) -> None:
-        """See :class:`Completion`."""
         self._event.wait(_cuda.ExternalStream(stream, self._index))
 
 

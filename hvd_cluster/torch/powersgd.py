@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collectives.api import InvalidRequestError
+from collectives.api import InvalidRequestError, override
 from hvd_cluster.gradients.compression import GradientCompressor, Rounds
 
 
@@ -37,8 +37,8 @@ class PowerSGD(GradientCompressor):
             self._factor = _first_factor(columns, rank, parameter)
             self._error = torch.zeros(rows, columns, dtype=self._factor.dtype, device=parameter.device)
 
+    @override
     def rounds(self, gradient: torch.Tensor) -> Rounds:
-        """See :class:`GradientCompressor`."""
         if self._factor is None:
             return (yield gradient)
         matrix = gradient.reshape(self._error.shape) + self._error

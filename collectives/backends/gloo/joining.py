@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, override
 from collectives.backends.base import Group, Joining
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
 from collectives.backends.gloo.library import cannot_listen, import_torch, pack_offer, translate, unpack_offers
@@ -31,7 +31,7 @@ _device_lock = threading.Lock()
 
 
 class GlooJoining(Joining):
-    """See :class:`Joining`.
+    """A :class:`Joining`.
 
     ``timeout`` bounds the silence of a peer within an operation, in seconds. ``address`` is the IP address of this host
     that the peers connect to: anyone who reaches it can disturb or join the exchange. Raises ImportError without torch,
@@ -50,8 +50,8 @@ class GlooJoining(Joining):
             self._construction.close()
             raise
 
+    @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> GlooBackend:
-        """See :class:`Joining`."""
         addresses, entries = zip(*unpack_offers(BINDING, offers, self.group), strict=True)
         peers = frozenset(addresses) - {NOWHERE}
         try:
@@ -63,8 +63,8 @@ class GlooJoining(Joining):
         self._connections.find(peers)
         return GlooBackend(self.group, process_group, self._connections, self._timeout)
 
+    @override
     def close(self) -> None:
-        """See :class:`Joining`."""
         self._construction.close()
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from collectives.api import DType, ReduceOp, ShutDownError
+from collectives.api import DType, ReduceOp, ShutDownError, override
 from collectives.backends.base import Group
 from collectives.backends.gloo.connections import Connections
 from collectives.backends.gloo.library import GLOO_NAMES, disconnected, import_torch, is_exact, timed_out, translate
@@ -41,51 +41,56 @@ class GlooTransport(Transport):
         self._error_lock = threading.RLock()
         self._unfinished: Any = None
 
+    @override
     def check(self) -> None:
-        """See :class:`Transport`."""
         if self._error is not None:
             raise self._error
 
+    @override
     def alltoall(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
     ) -> None:
-        """See :class:`Transport`. One step."""
+        """One step."""
         tensors = self._tensor(destination), self._tensor(source)
         self._run("alltoall_base", *tensors, list(receive_counts), list(send_counts))
 
+    @override
     def allgather(self, source: Bytes, destination: Bytes) -> None:
-        """See :class:`Transport`. A ring: P - 1 steps, (P - 1) S bytes; torch makes a copy of the result."""
+        """A ring: P - 1 steps, (P - 1) S bytes; torch makes a copy of the result."""
         self._run("_allgather_base", self._tensor(destination), self._tensor(source))
 
+    @override
     def broadcast(self, data: Bytes, root: int) -> None:
-        """See :class:`Transport`. A tree: log2 P steps, S log2 P bytes at the root."""
+        """A tree: log2 P steps, S log2 P bytes at the root."""
         options = self._torch.distributed.BroadcastOptions()
         options.rootRank = root
         self._run("broadcast", [self._tensor(data)], options)
 
+    @override
     def barrier(self) -> None:
-        """See :class:`Transport`."""
         self._run("barrier")
 
+    @override
     def reduces(self, dtype: DType, op: ReduceOp) -> bool:
-        """See :class:`Transport`."""
         return is_exact(dtype, op)
 
+    @override
     def allreduce(self, array: Array, op: ReduceOp) -> None:
-        """See :class:`Transport`. A ring: 2 (P - 1) steps, 2 S (P - 1) / P bytes."""
+        """A ring: 2 (P - 1) steps, 2 S (P - 1) / P bytes."""
         options = self._torch.distributed.AllreduceOptions()
         options.reduceOp = getattr(self._torch.distributed.ReduceOp, GLOO_NAMES[op])
         self._run("allreduce", [self._tensor(array)], options)
 
+    @override
     def close(self) -> None:
-        """See :class:`Transport`. A thread holds an operation that is not over, and ends with it."""
+        """A thread holds an operation that is not over, and ends with it."""
         self._error = ShutDownError("the gloo backend was closed")  # the traceback of another error may hold memory
         group, work, self._process_group, self._unfinished = self._process_group, self._unfinished, None, None
         if work is not None:
             threading.Thread(target=_drop, args=(group, work), name="hvd-gloo-drop", daemon=True).start()
 
+    @override
     def abort(self, error: Exception) -> None:
-        """See :class:`Transport`."""
         with self._error_lock:
             self._error = error
         if self._process_group is not None:

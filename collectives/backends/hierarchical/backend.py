@@ -36,7 +36,7 @@ from typing import NamedTuple, TypeAlias
 import msgpack
 import numpy as np
 
-from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, Parameters, ReduceOp
+from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, Parameters, ReduceOp, override
 from collectives.backends.base import (
     MOST_VOTERS,
     Backend,
@@ -62,15 +62,15 @@ Combine: TypeAlias = Callable[[Mapping[str, Backend]], Backend]
 
 
 class HierarchicalJoining(Joining):
-    """See :class:`Joining`. ``parts`` has LOCAL and FLAT, and CROSS for a member that is in a column."""
+    """A :class:`Joining`. ``parts`` has LOCAL and FLAT, and CROSS for a member that is in a column."""
 
     def __init__(self, group: Group, parts: Mapping[str, Joining], combine: Combine) -> None:
         super().__init__(group, msgpack.packb({name: part.offer for name, part in parts.items()}))
         self._parts = parts
         self._combine = combine
 
+    @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> Backend:
-        """See :class:`Joining`."""
         found = [msgpack.unpackb(offer) for offer in offers]
         backends: dict[str, Backend] = {}
         try:
@@ -84,8 +84,8 @@ class HierarchicalJoining(Joining):
             raise
         return self._combine(backends)
 
+    @override
     def close(self) -> None:
-        """See :class:`Joining`."""
         for part in self._parts.values():
             part.close()
 
@@ -152,6 +152,7 @@ class HierarchicalBackend(HostBackend, OffersVote):
         assert cross is None or isinstance(cross, HostBackend)
         return cls(group, local, cross, flat, parameters)
 
+    @override
     def allreduce_arrays(
         self,
         sources: Sequence[Array],
@@ -161,7 +162,6 @@ class HierarchicalBackend(HostBackend, OffersVote):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`HostBackend`."""
         with self._all_or_none():
             if not self._parameters.hierarchical_allreduce or op is ReduceOp.AVERAGE:
                 self._flat.allreduce_arrays(sources, destinations, dtype, op, prescale, postscale)
@@ -177,6 +177,7 @@ class HierarchicalBackend(HostBackend, OffersVote):
                 self._reduce_across(piece, reduction)
                 self._hand_out(piece)
 
+    @override
     def reducescatter_arrays(
         self,
         sources: Sequence[Array],
@@ -187,20 +188,19 @@ class HierarchicalBackend(HostBackend, OffersVote):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`HostBackend`."""
         with self._all_or_none():
             self._flat.reducescatter_arrays(sources, destinations, counts, dtype, op, prescale, postscale)
 
+    @override
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
-        """See :class:`HostBackend`."""
         with self._all_or_none():
             if self._parameters.hierarchical_allgather:
                 self._gather(sources, self._blocks(Segments(destinations), counts), counts)
             else:
                 self._flat.allgather_bytes(sources, destinations, counts)
 
+    @override
     def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
-        """See :class:`HostBackend`."""
         home = next(index for index, members in enumerate(self._hosts) if root in members)
         place = self._hosts[home].index(root)
         column = place if place < self._columns else 0
@@ -212,15 +212,15 @@ class HierarchicalBackend(HostBackend, OffersVote):
             if self._host != home:
                 self._send_inside(destination, destination, column)
 
+    @override
     def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
-        """See :class:`HostBackend`."""
         with self._all_or_none():
             self._flat.alltoall_bytes(source, destination, send_counts, receive_counts)
 
+    @override
     def wait_for_all(self) -> None:
-        """See :class:`HostBackend`."""
         with self._all_or_none():
             self._local.wait_for_all()
             if self._cross is not None and self._local.rank == 0:
@@ -228,8 +228,9 @@ class HierarchicalBackend(HostBackend, OffersVote):
                     self._cross.wait_for_all()
             self._local.wait_for_all()
 
+    @override
     def board(self) -> Vote | None:
-        """See :class:`OffersVote`. The members agree on each host, then the hosts, before the stages begin."""
+        """The members agree on each host, then the hosts, before the stages begin."""
         if not isinstance(self._flat, OffersVote) or max(len(self._hosts), *map(len, self._hosts)) > MOST_VOTERS:
             return None  # on all members: they know the hosts, and if one part offers a board, all do
         inside, across = _board_of(self._local), _board_of(self._cross) if self._local.rank == 0 else None
@@ -237,19 +238,21 @@ class HierarchicalBackend(HostBackend, OffersVote):
         assert (across is None) == (self._local.rank > 0)
         return HostsVote(self._hosts, self._host, inside, across, self._run_agreed)
 
+    @override
     def observe(self, on_phase: OnPhase | None, in_profile: bool = False) -> None:
-        """See :class:`Backend`. The phases are the stages; operations without stages have those of ``flat``."""
+        """The phases are the stages; operations without stages have those of ``flat``."""
         super().observe(on_phase, in_profile)
         self._flat.observe(on_phase, in_profile)
 
+    @override
     def attend(self, on_wait: OnWait) -> None:
-        """See :class:`Backend`."""
         self._on_wait = on_wait
         for part in self._parts:
             part.attend(on_wait)
 
+    @override
     def waited(self) -> tuple[float, float]:
-        """See :class:`Backend`. Where the members have agreed ahead, all are there before the first stage."""
+        """Where the members have agreed ahead, all are there before the first stage."""
         late, inside = self._flat.waited()
         late, self._voting = late + self._voting, 0.0
         for stage in self._stages:
@@ -258,23 +261,24 @@ class HierarchicalBackend(HostBackend, OffersVote):
             inside += within
         return late, inside
 
+    @override
     def watch(self, on_death: OnDeath) -> None:
-        """See :class:`Backend`. Those of the members of this host."""
+        """Those of the members of this host."""
         self._local.watch(on_death)
 
+    @override
     def adopt(self, parameters: Parameters) -> None:
-        """See :class:`Backend`."""
         self._parameters = parameters
 
+    @override
     def close(self) -> None:
-        """See :class:`HostBackend`."""
         with ExitStack() as stack:
             for part in self._parts:
                 stack.callback(part.close)
             stack.callback(self._network.close)  # before the parts, which its calls use
 
+    @override
     def abort(self, error: Exception) -> None:
-        """See :class:`HostBackend`."""
         for part in self._parts:
             part.abort(error)
 

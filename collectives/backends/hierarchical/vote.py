@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from collectives.api import override
 from collectives.backends.base import Vote
 
 Waiting = Callable[[list[int]], None]
@@ -43,22 +44,22 @@ class HostsVote(Vote):
         self._across = across
         self._run = run
 
+    @override
     def attempt(self, value: int, call: Callable[[], None], waiting: Waiting, agreed: Callable[[], None]) -> bool:
-        """See :class:`Vote`."""
         if not self._agree(value, waiting):
             return False
         agreed()
         self._run(call)
         return True
 
+    @override
     def decline(self) -> None:
-        """See :class:`Vote`."""
         self._inside.decline()
         if self._across is not None:
             self._across.decline()
 
+    @override
     def hurry(self) -> None:
-        """See :class:`Vote`."""
         self._inside.hurry()
         if self._across is not None:
             self._across.hurry()

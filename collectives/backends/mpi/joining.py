@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 
-from collectives.api import CollectiveTimeoutError, SettingsError
+from collectives.api import CollectiveTimeoutError, SettingsError, override
 from collectives.backends.base import Group, Joining
 from collectives.backends.mpi.communicators import KEY_BYTES, create
 from collectives.backends.mpi.library import describe, start_mpi
@@ -24,7 +24,7 @@ REMEDY = (
 
 
 class MpiJoining(Joining):
-    """See :class:`Joining`.
+    """A :class:`Joining`.
 
     ``timeout`` bounds the silence of a peer within an operation, and the start of MPI, in seconds. Raises SettingsError
     where MPI is missing, or is not that of the mpirun that started this process.
@@ -38,8 +38,8 @@ class MpiJoining(Joining):
             raise SettingsError(_alone(self._mpi, group))
         super().__init__(group, msgpack.packb((world.Get_rank(), world.Get_size(), os.urandom(NONCE_BYTES))))
 
+    @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> MpiBackend:
-        """See :class:`Joining`."""
         members, sizes, _ = zip(*map(msgpack.unpackb, offers), strict=True)
         if len(set(members)) < len(members) or len(set(sizes)) > 1:
             raise SettingsError(
@@ -50,8 +50,9 @@ class MpiJoining(Joining):
         communicator = create(self._mpi, members, key, self._watch(attempt))
         return MpiBackend(self.group, communicator, self._timeout)
 
+    @override
     def close(self) -> None:
-        """See :class:`Joining`. There is no address to release."""
+        """There is no address to release."""
 
     def _watch(self, attempt: ConnectAttempt) -> Callable[[float], None]:
         def look(waited: float) -> None:

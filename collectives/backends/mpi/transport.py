@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError
+from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError, override
 from collectives.backends.base import Group
 from collectives.backends.host import Array, Bytes
 from collectives.backends.messaging import MessagingBackend
@@ -47,13 +47,13 @@ class MpiTransport(PointToPoint):
         self._unfinished: list[tuple[Any, ...]] = []
         self._is_slow_between_hosts = _is_slow_between_hosts(self._mpi, group)
 
+    @override
     def check(self) -> None:
-        """See :class:`Transport`."""
         if self._error is not None:
             raise self._error
 
+    @override
     def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
-        """See :class:`PointToPoint`."""
         mpi, communicator = self._mpi, self._communicator
         receives = [(piece, source) for source, data in incoming for piece in _pieces(data)]
         sends = [(piece, target) for target, data in outgoing for piece in _pieces(data)]
@@ -66,10 +66,11 @@ class MpiTransport(PointToPoint):
             sends,
         )
 
+    @override
     def alltoall(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
     ) -> None:
-        """See :class:`Transport`. Equal parts as MPI does it, as far as it can count; others by messages.
+        """Equal parts as MPI does it, as far as it can count; others by messages.
 
         All members must call the same of MPI, and with counts a member does not know how many bytes others have.
         """
@@ -79,37 +80,41 @@ class MpiTransport(PointToPoint):
         outgoing, incoming = [source, self._mpi.BYTE], [destination, self._mpi.BYTE]
         self._run(lambda: [self._communicator.Ialltoall(outgoing, incoming)], outgoing, incoming)
 
+    @override
     def barrier(self) -> None:
-        """See :class:`Transport`."""
         self._run(lambda: [self._communicator.Ibarrier()])
 
+    @override
     def broadcast(self, data: Bytes, root: int) -> None:
-        """See :class:`Transport`. As MPI does it, in pieces."""
+        """As MPI does it, in pieces."""
         self._run(lambda: [self._communicator.Ibcast([piece, self._mpi.BYTE], root) for piece in _pieces(data)], data)
 
+    @override
     def reduces(self, dtype: DType, op: ReduceOp) -> bool:
-        """See :class:`Transport`. MPI has no 16-bit floats, and may drop NaN from MIN and MAX."""
+        """MPI has no 16-bit floats, and may drop NaN from MIN and MAX."""
         if self._is_slow_between_hosts:
             return False
         return op in (_OPS if dtype.is_integer else _FLOAT_OPS if dtype in _FLOATS else ())
 
+    @override
     def allreduce(self, array: Array, op: ReduceOp) -> None:
-        """See :class:`Transport`. As MPI does it, in pieces."""
+        """As MPI does it, in pieces."""
         mpi, combine = self._mpi, getattr(self._mpi, _OPS[op])
         self._run(
             lambda: [self._communicator.Iallreduce(mpi.IN_PLACE, piece, combine) for piece in _pieces(array)], array
         )
 
+    @override
     def close(self) -> None:
-        """See :class:`Transport`. The communicator of an operation that is not over stays."""
+        """The communicator of an operation that is not over stays."""
         is_sound = self._error is None
         self._error = ShutDownError("the mpi backend was closed")  # the traceback of another error may hold memory
         communicator, self._communicator = self._communicator, None
         if communicator is not None and is_sound and not self._mpi.Is_finalized():
             communicator.Free()
 
+    @override
     def abort(self, error: Exception) -> None:
-        """See :class:`Transport`."""
         self._fail(error)
 
     def _run(self, begin: Callable[[], list[Any]], *memory: object) -> None:

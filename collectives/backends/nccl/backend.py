@@ -12,7 +12,7 @@ from itertools import accumulate, compress
 from operator import not_
 from typing import NamedTuple, TypeAlias
 
-from collectives.api import DType, ReduceOp
+from collectives.api import DType, ReduceOp, override
 from collectives.backends.base import Backend, Group, OnWait, ignore_waits
 from collectives.backends.completion import DONE, Completion
 from collectives.backends.memory import Memory
@@ -98,10 +98,12 @@ class NcclBackend(Backend):
         self._on_wait: OnWait = ignore_waits
 
     @property
+    @override
     def memory(self) -> Memory:  # type: ignore[override]
-        """See :class:`Memory`. The first use connects the members."""
+        """The first use connects the members."""
         return self._opened(0).device
 
+    @override
     def allreduce(
         self,
         sources: Sequence[Buffer],
@@ -110,7 +112,6 @@ class NcclBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Completion:
-        """See :class:`Backend`."""
         how = recipe(sources[0].dtype, op, prescale, postscale, self.group.size)
         pairs = [(source, target) for source, target in zip(sources, destinations, strict=True) if source.count]
         alone, packed = _divide(pairs, how)
@@ -121,6 +122,7 @@ class NcclBackend(Backend):
                 self._reduce_packed(link, packed, how)
             return self._end(link)
 
+    @override
     def reducescatter(
         self,
         sources: Sequence[Buffer],
@@ -130,7 +132,6 @@ class NcclBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Completion:
-        """See :class:`Backend`."""
         how = recipe(sources[0].dtype, op, prescale, postscale, self.group.size)
         source, target = _only(sources), _only(destinations)
         with self._launching(destinations) as link:
@@ -142,8 +143,8 @@ class NcclBackend(Backend):
                 self._reducescatter_packed(link, Plane(sources), Plane(destinations), counts, how)
             return self._end(link)
 
+    @override
     def allgather(self, sources: Sequence[Buffer], destinations: Sequence[Buffer], counts: Sequence[int]) -> Completion:
-        """See :class:`Backend`."""
         source, target = _only(sources), _only(destinations)
         with self._launching(destinations) as link:
             if target and (source or not counts[self.group.position]):
@@ -152,8 +153,8 @@ class NcclBackend(Backend):
                 self._gather_packed(link, Plane(_bytes(sources)), Plane(_bytes(destinations)), counts)
             return self._end(link)
 
+    @override
     def broadcast(self, source: Buffer, destination: Buffer, root: int) -> Completion:
-        """See :class:`Backend`."""
         with self._launching([destination]) as link:
             if source.nbytes:
                 link.communicator.broadcast(
@@ -161,10 +162,10 @@ class NcclBackend(Backend):
                 )
             return self._end(link)
 
+    @override
     def alltoall(
         self, source: Buffer, destination: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Completion:
-        """See :class:`Backend`."""
         with self._launching([destination]) as link:
             if source.pointer == destination.pointer and source.nbytes:
                 source = _copied(link, source.cast(DType.UINT8))
@@ -178,29 +179,30 @@ class NcclBackend(Backend):
                     start, begin = start + sent, begin + received
             return self._end(link)
 
+    @override
     def barrier(self) -> Completion:
-        """See :class:`Backend`."""
         with self._launching([]) as link:
             room = self._room_of(link, DType.UINT8, 1)
             how = recipe(DType.UINT8, ReduceOp.MAX, 1.0, 1.0, self.group.size)
             _combine(link, room, room, how)
             return self._end(link)
 
+    @override
     def begin_after(self, ready: Completion) -> None:
-        """See :class:`Backend`."""
         self._awaited.append(ready)
 
+    @override
     def attend(self, on_wait: OnWait) -> None:
-        """See :class:`Backend`. Only the connecting of the members waits."""
+        """Only the connecting of the members waits."""
         self._on_wait = on_wait
 
+    @override
     def close(self) -> None:
-        """See :class:`Backend`."""
         self._life.close()
         self._link = self._room = None
 
+    @override
     def abort(self, error: Exception) -> None:
-        """See :class:`Backend`."""
         self._life.fail(error)
 
     # The parts of an operation.

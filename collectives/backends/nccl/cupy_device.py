@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.api import DType, HorovodInternalError
+from collectives.api import DType, HorovodInternalError, override
 from collectives.backends.completion import Completion, Polled
 from collectives.backends.memory import Floats
 from collectives.backends.nccl.interface import BYTES, INSTALL_CUPY, INSTALL_NVRTC, Device, DTypeConversion, Placed
@@ -121,7 +121,7 @@ def index_of(address: int) -> int:
 
 
 class CupyDevice(Device):
-    """See :class:`Device`. ``index`` is the number of the GPU in this process."""
+    """A :class:`Device`. ``index`` is the number of the GPU in this process."""
 
     def __init__(self, index: int) -> None:
         self._cupy = import_cupy()
@@ -134,8 +134,8 @@ class CupyDevice(Device):
         self.stream: int = self._queue.ptr
 
     @contextmanager
+    @override
     def current(self) -> Iterator[None]:
-        """See :class:`Device`."""
         cuda = self._cupy.cuda
         if not cuda.driver.ctxGetCurrent():
             # A thread without a GPU keeps this one: to go back to GPU 0 would make a context, and take memory there.
@@ -144,49 +144,50 @@ class CupyDevice(Device):
         with cuda.Device(self._gpu.id), beside_captures():
             yield
 
+    @override
     def empty(self, dtype: DType, shape: tuple[int, ...]) -> Buffer:
-        """See :class:`Memory`. Cupy's pool keeps the memory of each stream apart, and gives it out in its order."""
+        """Cupy's pool keeps the memory of each stream apart, and gives it out in its order."""
         with self._working("an allocation"), self._queue:
             memory = self._cupy.cuda.alloc(max(1, prod(shape) * dtype.itemsize))
         return Buffer(None, dtype, shape, memory, "cuda", memory.ptr)
 
+    @override
     def fill(self, target: Buffer, value: float) -> None:
-        """See :class:`Memory`."""
         target = target.cast(target.dtype.real)
         bits = int.from_bytes(_encoded(value, target.dtype), "little")
         self._over(target, "fill", target.pointer, target.count, np.uint64(bits))
 
+    @override
     def scale(self, source: Buffer, target: Buffer, factor: float) -> None:
-        """See :class:`Memory`."""
         real = source.dtype.real
         source, target = source.cast(real), target.cast(real)
         if source.pointer != target.pointer or factor != 1.0:
             self._over(target, "scale", source.pointer, target.pointer, target.count, np.float64(factor))
 
+    @override
     def combine(self, target: Floats, first: Floats, second: Floats) -> None:
-        """See :class:`Memory`."""
         upper, lower = _pointers(target)
         count = target.planes[0].count
         arguments = (upper, lower, _operand(first), _operand(second), count)
         self._launch(_dtype_of(target, first, second), "combine", (_blocks(count), 1), arguments)
 
+    @override
     def products(self, first: Floats, second: Floats) -> tuple[float, float, float]:
-        """See :class:`Memory`."""
         sums = self.empty(DType.FLOAT64, (3 * SUMS * THREADS,))
         arguments = (sums.pointer, _operand(first), _operand(second), first.planes[0].count)
         self._launch(_dtype_of(first, second), "products", (SUMS, 1), arguments)
         crossed, ones, others = np.array(self.load(sums)).reshape(-1, 3).sum(axis=0).tolist()
         return crossed * first.factor * second.factor, ones * first.factor**2, others * second.factor**2
 
+    @override
     def store(self, numbers: Sequence[float]) -> Buffer:
-        """See :class:`Memory`."""
         buffer, array = self.empty(DType.FLOAT64, (len(numbers),)), np.array(numbers, np.float64)
         with self._working("an upload"):
             buffer.owner.copy_from_host_async(array.ctypes.data, array.nbytes, self._queue)
         return buffer  # pageable memory has been read when the call returns
 
+    @override
     def load(self, source: Buffer) -> list[float]:
-        """See :class:`Memory`."""
         array = np.empty(source.count, np.float64)
         with self._working("a download"):
             runtime = self._cupy.cuda.runtime
@@ -197,37 +198,38 @@ class CupyDevice(Device):
         numbers: list[float] = array.tolist()
         return numbers
 
+    @override
     def fence(self) -> Completion:
-        """See :class:`Memory`."""
         with self._working("a record of an event"):
             event = self._cupy.cuda.Event(disable_timing=True)
             event.record(self._queue)
         return CupyEvent(event, self)
 
+    @override
     def pack(
         self, pieces: Sequence[Placed], target: Buffer, conversion: DTypeConversion = BYTES, factor: float = 1.0
     ) -> None:
-        """See :class:`Device`."""
         self._launch_tables("pack", pieces, target.pointer, conversion, factor)
 
+    @override
     def unpack(
         self, source: Buffer, pieces: Sequence[Placed], conversion: DTypeConversion = BYTES, factor: float = 1.0
     ) -> None:
-        """See :class:`Device`."""
         self._launch_tables("unpack", pieces, source.pointer, conversion, factor)
 
+    @override
     def pinned(self, nbytes: int) -> Buffer:
-        """See :class:`Device`. Cupy's pool keeps the memory for later."""
+        """Cupy's pool keeps the memory for later."""
         with self._working("an allocation of pinned memory"):
             memory = self._cupy.cuda.alloc_pinned_memory(max(1, nbytes))
         return Buffer(np.frombuffer(memory, np.uint8, nbytes), DType.UINT8, (nbytes,), memory)
 
+    @override
     def download_to(self, source: Buffer, target: Buffer) -> None:
-        """See :class:`Device`."""
         self._copy(source, target, self._cupy.cuda.runtime.memcpyDeviceToHost)
 
+    @override
     def upload_from(self, source: Buffer, target: Buffer) -> None:
-        """See :class:`Device`."""
         self._copy(source, target, self._cupy.cuda.runtime.memcpyHostToDevice)
 
     # Launches.
@@ -278,8 +280,8 @@ class CupyEvent(Polled):
         self._device = device
 
     @property
+    @override
     def is_done(self) -> bool:
-        """See :class:`Completion`."""
         runtime = import_cupy().cuda.runtime
         with _errors_of("an operation on the GPU"), self._device.current():
             status: int = runtime.eventQuery(self._event.ptr)  # cupy's Event.done takes an error for "not yet"
@@ -287,8 +289,8 @@ class CupyEvent(Polled):
                 runtime.check_status(status)
         return status == SUCCESS
 
+    @override
     def precede(self, stream: int) -> None:
-        """See :class:`Completion`."""
         runtime = import_cupy().cuda.runtime
         with _errors_of("a wait of a stream"), self._device.current():  # stream 0 is that of the current GPU
             runtime.streamWaitEvent(stream, self._event.ptr, 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from collectives.api import DType, HorovodInternalError
+from collectives.api import DType, HorovodInternalError, override
 from collectives.backends.nccl.interface import (
     CODES,
     INSTALL_CUPY,
@@ -38,7 +38,7 @@ def import_nccl() -> Any:
 
 
 class CupyLibrary(NcclLibrary):
-    """See :class:`NcclLibrary`. Raises ImportError, and UnsupportedRequestError for a libnccl that is too old."""
+    """A :class:`NcclLibrary`. Raises ImportError, and UnsupportedRequestError for a libnccl that is too old."""
 
     name = "cupy"
 
@@ -47,13 +47,14 @@ class CupyLibrary(NcclLibrary):
         self.version = self._nccl.get_version()
         require_version(self.version)
 
+    @override
     def unique_id(self) -> bytes:
-        """See :class:`NcclLibrary`."""
         id: bytes = self._checked("unique id", self._nccl.get_unique_id)
         return id
 
+    @override
     def connect(self, id: bytes, size: int, position: int, device: Device, pause: Pause) -> Communicator:
-        """See :class:`NcclLibrary`. If it is given up, its thread stays until NCCL gives up, after a minute or so."""
+        """If it is given up, its thread stays until NCCL gives up, after a minute or so."""
         attempt = _Attempt()
 
         def connect() -> None:
@@ -69,8 +70,8 @@ class CupyLibrary(NcclLibrary):
             return _CupyCommunicator(attempt.wait(pause), self._checked)
 
     @contextmanager
+    @override
     def group(self) -> Iterator[None]:
-        """See :class:`NcclLibrary`."""
         self._checked("group start", self._nccl.groupStart)
         try:
             yield
@@ -133,33 +134,33 @@ class _CupyCommunicator(Communicator):
         self._checked = checked
         self._allreduce = functools.partial(checked, "allreduce", end.allReduce)
 
+    @override
     def allreduce(self, source: int, target: int, count: int, dtype: DType, op: Combine, stream: int) -> None:
-        """See :class:`Communicator`."""
         self._allreduce(source, target, count, CODES[dtype], int(op), stream)
 
+    @override
     def reducescatter(self, source: int, target: int, count: int, dtype: DType, op: Combine, stream: int) -> None:
-        """See :class:`Communicator`."""
         call = self._end.reduceScatter
         self._checked("reducescatter", call, source, target, count, CODES[dtype], int(op), stream)
 
+    @override
     def allgather(self, source: int, target: int, count: int, dtype: DType, stream: int) -> None:
-        """See :class:`Communicator`."""
         self._checked("allgather", self._end.allGather, source, target, count, CODES[dtype], stream)
 
+    @override
     def broadcast(self, source: int, target: int, count: int, dtype: DType, root: int, stream: int) -> None:
-        """See :class:`Communicator`."""
         self._checked("broadcast", self._end.broadcast, source, target, count, CODES[dtype], root, stream)
 
+    @override
     def send(self, source: int, count: int, dtype: DType, peer: int, stream: int) -> None:
-        """See :class:`Communicator`."""
         self._checked("send", self._end.send, source, count, CODES[dtype], peer, stream)
 
+    @override
     def receive(self, target: int, count: int, dtype: DType, peer: int, stream: int) -> None:
-        """See :class:`Communicator`."""
         self._checked("receive", self._end.recv, target, count, CODES[dtype], peer, stream)
 
+    @override
     def error(self) -> str:
-        """See :class:`Communicator`."""
         try:
             self._checked("error query", self._end.check_async_error)
         except HorovodInternalError as error:
@@ -167,10 +168,10 @@ class _CupyCommunicator(Communicator):
             return "" if is_in_progress else str(error)
         return ""
 
+    @override
     def abort(self) -> None:
-        """See :class:`Communicator`."""
         self._end.abort()
 
+    @override
     def destroy(self) -> None:
-        """See :class:`Communicator`."""
         self._end.destroy()

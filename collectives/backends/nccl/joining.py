@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from collectives.api import HorovodInternalError, UnsupportedRequestError
+from collectives.api import HorovodInternalError, UnsupportedRequestError, override
 from collectives.backends.base import Group, Joining
 from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.interface import NcclConnection, NcclLibrary, Pause, version_text
@@ -34,7 +34,7 @@ class NcclOffer(NamedTuple):
 
 
 class NcclJoining(Joining):
-    """See :class:`Joining`, and :class:`NcclBackend` for ``timeout`` and ``settles_early``.
+    """A :class:`Joining`, and :class:`NcclBackend` for ``timeout`` and ``settles_early``.
 
     The members connect in their first operation, so nothing here waits.
     """
@@ -45,8 +45,8 @@ class NcclJoining(Joining):
         self._local_rank = local_rank
         super().__init__(group, msgpack.packb(_offer(is_first=group.position == 0)))
 
+    @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> NcclBackend:
-        """See :class:`Joining`."""
         found = [NcclOffer(*msgpack.unpackb(offer)) for offer in offers]
 
         def connect(address: int, pause: Pause) -> NcclConnection:
@@ -55,8 +55,8 @@ class NcclJoining(Joining):
         reason = absence(self.group, found)
         return NcclBackend(self.group, connect, _watcher, self._timeout, self._settles_early, reason)
 
+    @override
     def close(self) -> None:
-        """See :class:`Joining`."""
         return
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, ShutDownError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, ShutDownError, override
 from collectives.backends.base import Group, OnWait
 from collectives.backends.completion import DONE, Completion
 from collectives.backends.nccl.interface import NcclConnection, Pause
@@ -48,16 +48,16 @@ class NcclOperation(Completion):
         return self._end.wait(seconds)
 
     @property
+    @override
     def is_done(self) -> bool:
-        """See :class:`Completion`."""
         return self._end.is_done and self._succeeded()
 
+    @override
     def wait(self, timeout: float) -> bool:
-        """See :class:`Completion`."""
         return self._end.wait(timeout) and self._succeeded()
 
+    @override
     def precede(self, stream: int) -> None:
-        """See :class:`Completion`."""
         self._check()
         self._end.precede(stream)
 
@@ -146,8 +146,8 @@ class Life(Watched):
         self._operations.append(operation)
         self._last = operation
 
+    @override
     def look(self) -> None:
-        """See :class:`Watched`."""
         with self._looking:
             link = self._link
             if self._error is not None or link is None:
@@ -172,16 +172,16 @@ class Life(Watched):
     def _is_stuck(self, entered: float | None) -> bool:
         return entered is not None and time.monotonic() - entered > self._timeout
 
+    @override
     def prepare(self) -> NcclConnection | None:
-        """See :class:`Watched`."""
         if self._error is None or self._link is None or self._is_aborted.is_set():
             return None
         if self._inside.acquire(timeout=INSIDE_SECONDS):
             self._inside.release()  # after the error, so that no other call begins
         return self._link
 
+    @override
     def aborted(self) -> None:
-        """See :class:`Watched`."""
         self._is_aborted.set()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from collectives.api import DType, HorovodInternalError
+from collectives.api import DType, HorovodInternalError, override
 from collectives.backends.nccl.interface import (
     CODES,
     Combine,
@@ -34,7 +34,7 @@ class _Group(threading.local):
 
 
 class Nccl4pyLibrary(NcclLibrary):
-    """See :class:`NcclLibrary`. Raises ImportError, also for a libnccl that is too old for nccl4py."""
+    """A :class:`NcclLibrary`. Raises ImportError, also for a libnccl that is too old for nccl4py."""
 
     name = "nccl4py"
 
@@ -51,12 +51,12 @@ class Nccl4pyLibrary(NcclLibrary):
         if self.version < OLDEST:
             raise ImportError(f"nccl4py needs NCCL {version_text(OLDEST)}; this is {version_text(self.version)}")
 
+    @override
     def unique_id(self) -> bytes:
-        """See :class:`NcclLibrary`."""
         return bytes(self.checked("unique id", self._core.get_unique_id))
 
+    @override
     def connect(self, id: bytes, size: int, position: int, device: Device, pause: Pause) -> Communicator:
-        """See :class:`NcclLibrary`."""
         key, config = self._core.UniqueId.from_bytes(id), self._core.NCCLConfig(blocking=False)
         with device.current():
             end = self.checked("init", self._core.Communicator.init, size, position, key, config)
@@ -71,8 +71,8 @@ class Nccl4pyLibrary(NcclLibrary):
         return _Nccl4pyCommunicator(self, end, self._calls)
 
     @contextmanager
+    @override
     def group(self) -> Iterator[None]:
-        """See :class:`NcclLibrary`."""
         self.checked("group start", self._calls.group_start)
         used = self._group.used = []
         try:
@@ -111,47 +111,48 @@ class _Nccl4pyCommunicator(Communicator):
         # Owned by this object; held for a query of NCCL, which does not block.
         self._asking = threading.Lock()
 
+    @override
     def allreduce(self, source: int, target: int, count: int, dtype: DType, op: Combine, stream: int) -> None:
-        """See :class:`Communicator`."""
         call = self._calls.all_reduce
         self._begin("allreduce", call, source, target, count, CODES[dtype], int(op), self._pointer, stream)
 
+    @override
     def reducescatter(self, source: int, target: int, count: int, dtype: DType, op: Combine, stream: int) -> None:
-        """See :class:`Communicator`."""
         call = self._calls.reduce_scatter
         self._begin("reducescatter", call, source, target, count, CODES[dtype], int(op), self._pointer, stream)
 
+    @override
     def allgather(self, source: int, target: int, count: int, dtype: DType, stream: int) -> None:
-        """See :class:`Communicator`."""
         call = self._calls.all_gather
         self._begin("allgather", call, source, target, count, CODES[dtype], self._pointer, stream)
 
+    @override
     def broadcast(self, source: int, target: int, count: int, dtype: DType, root: int, stream: int) -> None:
-        """See :class:`Communicator`."""
         call = self._calls.broadcast
         self._begin("broadcast", call, source, target, count, CODES[dtype], root, self._pointer, stream)
 
+    @override
     def send(self, source: int, count: int, dtype: DType, peer: int, stream: int) -> None:
-        """See :class:`Communicator`."""
         self._begin("send", self._calls.send, source, count, CODES[dtype], peer, self._pointer, stream)
 
+    @override
     def receive(self, target: int, count: int, dtype: DType, peer: int, stream: int) -> None:
-        """See :class:`Communicator`."""
         self._begin("receive", self._calls.recv, target, count, CODES[dtype], peer, self._pointer, stream)
 
+    @override
     def error(self) -> str:
-        """See :class:`Communicator`."""
         state = self._state()
         return "" if state in (SUCCESS, IN_PROGRESS) else str(self._calls.get_last_error(self._pointer))
 
+    @override
     def abort(self) -> None:
-        """See :class:`Communicator`."""
         with self._asking:
             self._is_aborted = True
         self._end.abort()
 
+    @override
     def destroy(self) -> None:
-        """See :class:`Communicator`. A communicator that does not block is finalized first."""
+        """A communicator that does not block is finalized first."""
         self._library.checked("finalize", self._end.finalize)
         self.settle()
         self._library.checked("destroy", self._end.destroy)

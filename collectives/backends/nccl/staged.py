@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from collectives.api import DType, HorovodInternalError, Parameters, ReduceOp
+from collectives.api import DType, HorovodInternalError, Parameters, ReduceOp, override
 from collectives.backends.base import Backend, OnDeath, OnWait
 from collectives.backends.completion import Completion, all_of
 from collectives.backends.nccl.interface import Device
@@ -52,10 +52,12 @@ class StagedBackend(Backend):
         self._awaited: list[Completion] = []
 
     @property
+    @override
     def memory(self) -> Device:  # type: ignore[override]
-        """See :class:`Memory`. It connects nobody: a rank that has joined uses it alone."""
+        """It connects nobody: a rank that has joined uses it alone."""
         return self._gpu_of(0)
 
+    @override
     def allreduce(
         self,
         sources: Sequence[Buffer],
@@ -64,7 +66,6 @@ class StagedBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Completion:
-        """See :class:`Backend`."""
         if op is ReduceOp.AVERAGE:
             with self._beginning(self._flat) as flat:
                 return flat.allreduce(sources, destinations, op, prescale, postscale)
@@ -78,6 +79,7 @@ class StagedBackend(Backend):
             ends.append(local.allgather([mine.cast(DType.UINT8)], _bytes(destinations), nbytes))
         return all_of(ends)  # each knows the failures of its own backend
 
+    @override
     def reducescatter(
         self,
         sources: Sequence[Buffer],
@@ -87,63 +89,62 @@ class StagedBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Completion:
-        """See :class:`Backend`."""
         with self._beginning(self._flat) as flat:
             return flat.reducescatter(sources, destinations, counts, op, prescale, postscale)
 
+    @override
     def allgather(self, sources: Sequence[Buffer], destinations: Sequence[Buffer], counts: Sequence[int]) -> Completion:
-        """See :class:`Backend`."""
         with self._beginning(self._flat) as flat:
             return flat.allgather(sources, destinations, counts)
 
+    @override
     def broadcast(self, source: Buffer, destination: Buffer, root: int) -> Completion:
-        """See :class:`Backend`."""
         with self._beginning(self._flat) as flat:
             return flat.broadcast(source, destination, root)
 
+    @override
     def alltoall(
         self, source: Buffer, destination: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Completion:
-        """See :class:`Backend`."""
         with self._beginning(self._flat) as flat:
             return flat.alltoall(source, destination, send_counts, receive_counts)
 
+    @override
     def barrier(self) -> Completion:
-        """See :class:`Backend`."""
         with self._beginning(self._flat) as flat:
             return flat.barrier()
 
+    @override
     def begin_after(self, ready: Completion) -> None:
-        """See :class:`Backend`."""
         self._awaited.append(ready)
 
+    @override
     def attend(self, on_wait: OnWait) -> None:
-        """See :class:`Backend`."""
         for part in self._parts:
             part.attend(on_wait)
 
+    @override
     def waited(self) -> tuple[float, float]:
-        """See :class:`Backend`."""
         late, inside = zip(*[part.waited() for part in self._parts], strict=True)
         return sum(late), sum(inside)
 
+    @override
     def watch(self, on_death: OnDeath) -> None:
-        """See :class:`Backend`."""
         for part in self._parts:
             part.watch(on_death)
 
+    @override
     def adopt(self, parameters: Parameters) -> None:
-        """See :class:`Backend`."""
         for part in self._parts:
             part.adopt(parameters)
 
+    @override
     def close(self) -> None:
-        """See :class:`Backend`."""
         for part in self._parts:
             part.close()
 
+    @override
     def abort(self, error: Exception) -> None:
-        """See :class:`Backend`."""
         for part in self._parts:
             part.abort(error)
 

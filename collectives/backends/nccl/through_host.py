@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgpack
 
-from collectives.api import DType, Parameters, ReduceOp, ShutDownError
+from collectives.api import DType, Parameters, ReduceOp, ShutDownError, override
 from collectives.backends.base import Backend, Group, Joining, OnDeath, OnWait, ignore_waits
 from collectives.backends.completion import Completion
 from collectives.backends.nccl.backend import placed
@@ -49,10 +49,11 @@ class ThroughHostBackend(Backend):
         self._error: Exception | None = None
 
     @property
+    @override
     def memory(self) -> Device:  # type: ignore[override]
-        """See :class:`Memory`."""
         return self._ready(0)
 
+    @override
     def allreduce(
         self,
         sources: Sequence[Buffer],
@@ -61,7 +62,7 @@ class ThroughHostBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Completion:
-        """See :class:`Backend`. A pipeline of pieces, each in place on the host."""
+        """A pipeline of pieces, each in place on the host."""
         device, dtype = self._begin(destinations), sources[0].dtype
         ins, outs = Plane(sources), Plane(destinations)
         room = device.pinned(ins.end * dtype.itemsize).cast(dtype)
@@ -76,6 +77,7 @@ class ThroughHostBackend(Backend):
             _up(device, room, outs, span)
         return self._end(device, room)
 
+    @override
     def reducescatter(
         self,
         sources: Sequence[Buffer],
@@ -85,65 +87,64 @@ class ThroughHostBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Completion:
-        """See :class:`Backend`."""
         return self._run(
             sources,
             destinations,
             lambda ins, outs: self._inner.reducescatter([ins], [outs], counts, op, prescale, postscale),
         )
 
+    @override
     def allgather(self, sources: Sequence[Buffer], destinations: Sequence[Buffer], counts: Sequence[int]) -> Completion:
-        """See :class:`Backend`."""
         ins, outs = _bytes(sources), _bytes(destinations)
         return self._run(ins, outs, lambda source, target: self._inner.allgather([source], [target], counts))
 
+    @override
     def broadcast(self, source: Buffer, destination: Buffer, root: int) -> Completion:
-        """See :class:`Backend`."""
         ins, outs = _bytes([source]), _bytes([destination])
         return self._run(ins, outs, lambda source, target: self._inner.broadcast(source, target, root))
 
+    @override
     def alltoall(
         self, source: Buffer, destination: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Completion:
-        """See :class:`Backend`."""
         ins, outs = _bytes([source]), _bytes([destination])
         return self._run(
             ins, outs, lambda source, target: self._inner.alltoall(source, target, send_counts, receive_counts)
         )
 
+    @override
     def barrier(self) -> Completion:
-        """See :class:`Backend`."""
         self._check()
         return self._inner.barrier()
 
+    @override
     def begin_after(self, ready: Completion) -> None:
-        """See :class:`Backend`."""
         self._awaited.append(ready)
 
+    @override
     def attend(self, on_wait: OnWait) -> None:
-        """See :class:`Backend`."""
         self._on_wait = on_wait
         self._inner.attend(on_wait)
 
+    @override
     def waited(self) -> tuple[float, float]:
-        """See :class:`Backend`."""
         return self._inner.waited()
 
+    @override
     def watch(self, on_death: OnDeath) -> None:
-        """See :class:`Backend`."""
         self._inner.watch(on_death)
 
+    @override
     def adopt(self, parameters: Parameters) -> None:
-        """See :class:`Backend`."""
         self._inner.adopt(parameters)
 
+    @override
     def close(self) -> None:
-        """See :class:`Backend`."""
         self._error = self._error or ShutDownError("the backend was closed")
         self._inner.close()
 
+    @override
     def abort(self, error: Exception) -> None:
-        """See :class:`Backend`."""
         self._error = self._error or error
         self._inner.abort(error)
 
@@ -231,7 +232,7 @@ def _pieces(plane: Plane, span: tuple[int, int], part: Buffer) -> list[Placed]:
 
 
 class ThroughHostJoining(Joining):
-    """See :class:`Joining`, and :class:`ThroughHostBackend` for ``settles_early``.
+    """A :class:`Joining`, and :class:`ThroughHostBackend` for ``settles_early``.
 
     ``prepare`` makes the joining of the backend of the host, which this one owns. A host without a GPU does not need
     it, and then nobody connects: a job on CPUs has no connections for GPUs.
@@ -246,8 +247,8 @@ class ThroughHostJoining(Joining):
         self._local_rank = local_rank
         self._settles_early = settles_early
 
+    @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> ThroughHostBackend:
-        """See :class:`Joining`."""
         reasons, of_inner = zip(*map(msgpack.unpackb, offers), strict=True)
         named = [f"{self.group.describe([position])}: {reason}" for position, reason in enumerate(reasons) if reason]
 
@@ -258,7 +259,7 @@ class ThroughHostJoining(Joining):
             return ThroughHostBackend(SingleBackend(self.group), place, absence=f"no GPU can be used on {named[0]}")
         return ThroughHostBackend(self._inner.connect(of_inner, attempt), place, self._settles_early)
 
+    @override
     def close(self) -> None:
-        """See :class:`Joining`."""
         if self._inner is not None:
             self._inner.close()

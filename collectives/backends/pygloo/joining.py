@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, override
 from collectives.backends.base import Group, Joining
 from collectives.backends.gloo.library import cannot_listen, pack_offer, translate, unpack_offers
 from collectives.backends.messaging import MessagingBackend
@@ -39,7 +39,7 @@ START_SECONDS = 30.0
 
 
 class PyglooJoining(Joining):
-    """See :class:`Joining`.
+    """A :class:`Joining`.
 
     ``timeout`` bounds the silence of a peer within an operation, in seconds. ``address`` is the IP address of this host
     that the peers connect to: anyone who reaches it can disturb or join the exchange. Raises ImportError without
@@ -60,8 +60,8 @@ class PyglooJoining(Joining):
             self.close()
             raise
 
+    @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> MessagingBackend:
-        """See :class:`Joining`."""
         assert self._helper is not None
         self._helper.tell("entries", [entry for (entry,) in unpack_offers(BINDING, offers, self.group)])
         self._hear("done", attempt)
@@ -69,8 +69,8 @@ class PyglooJoining(Joining):
         helper.watch_connections()
         return MessagingBackend(PyglooTransport(self.group, helper, self._timeout))
 
+    @override
     def close(self) -> None:
-        """See :class:`Joining`."""
         helper, self._helper = self._helper, None
         if helper is not None:
             helper.close()

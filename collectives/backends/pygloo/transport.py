@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.api import DType, HorovodInternalError, ReduceOp, ShutDownError
+from collectives.api import DType, HorovodInternalError, ReduceOp, ShutDownError, override
 from collectives.backends.base import Group
 from collectives.backends.gloo.library import GLOO_NAMES, disconnected, is_exact, timed_out, translate
 from collectives.backends.host import Array, Bytes
@@ -71,23 +71,25 @@ class PyglooTransport(PointToPoint):
         self._poller = select.poll()
         self._poller.register(helper.fileno(), select.POLLIN)
 
+    @override
     def check(self) -> None:
-        """See :class:`Transport`."""
         if self._error is not None:
             raise self._error
 
+    @override
     def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
-        """See :class:`PointToPoint`. Two messages in each of P rounds, see :func:`in_order`."""
+        """Two messages in each of P rounds, see :func:`in_order`."""
         self.check()
         step = max(PIECE // self.group.size, SMALLEST_PIECE)
         longest = max([data.size for _, data in (*outgoing, *incoming)], default=0)
         for start in range(0, longest, step):
             self._exchange_pieces(_cut(outgoing, start, step), _cut(incoming, start, step))
 
+    @override
     def alltoall(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
     ) -> None:
-        """See :class:`Transport`. Equal parts of SMALL bytes in all by an allgather: P - 1 steps, (P - 1) S bytes."""
+        """Equal parts of SMALL bytes in all by an allgather: P - 1 steps, (P - 1) S bytes."""
         size = self.group.size
         if send_counts or receive_counts or source.size * size > SMALL:
             super().alltoall(source, destination, send_counts, receive_counts)
@@ -97,8 +99,9 @@ class PyglooTransport(PointToPoint):
         rows = everything.reshape(size, size, source.size // size)
         destination.reshape(size, source.size // size)[:] = rows[:, self.group.position]
 
+    @override
     def allgather(self, source: Bytes, destination: Bytes) -> None:
-        """See :class:`Transport`. A ring: P - 1 steps, (P - 1) S bytes."""
+        """A ring: P - 1 steps, (P - 1) S bytes."""
         self.check()
         size, step = self.group.size, max(PIECE // self.group.size, SMALLEST_PIECE)
         rows = destination.reshape(size, source.size)
@@ -109,8 +112,9 @@ class PyglooTransport(PointToPoint):
             self._run("allgather", 0, piece.size, piece.size, size)
             rows[:, start : start + step] = memory[piece.size :].reshape(size, piece.size)
 
+    @override
     def broadcast(self, data: Bytes, root: int) -> None:
-        """See :class:`Transport`. A tree: log2 P steps, S log2 P bytes at the root."""
+        """A tree: log2 P steps, S log2 P bytes at the root."""
         self.check()
         for start in range(0, data.size, PIECE):
             piece = data[start : start + PIECE]
@@ -121,17 +125,18 @@ class PyglooTransport(PointToPoint):
             if self.group.position != root:
                 piece[:] = memory
 
+    @override
     def barrier(self) -> None:
-        """See :class:`Transport`."""
         self.check()
         self._run("barrier")
 
+    @override
     def reduces(self, dtype: DType, op: ReduceOp) -> bool:
-        """See :class:`Transport`."""
         return is_exact(dtype, op)
 
+    @override
     def allreduce(self, array: Array, op: ReduceOp) -> None:
-        """See :class:`Transport`. A ring: 2 (P - 1) steps, 2 S (P - 1) / P bytes."""
+        """A ring: 2 (P - 1) steps, 2 S (P - 1) / P bytes."""
         self.check()
         step = PIECE // array.itemsize
         for start in range(0, array.size, step):
@@ -141,13 +146,13 @@ class PyglooTransport(PointToPoint):
             self._run("allreduce", piece.nbytes, piece.size, piece.dtype.name, GLOO_NAMES[op])
             piece[:] = memory
 
+    @override
     def close(self) -> None:
-        """See :class:`Transport`."""
         self._set_error(ShutDownError("the pygloo backend was closed"))
         self._helper.close()
 
+    @override
     def abort(self, error: Exception) -> None:
-        """See :class:`Transport`."""
         with self._error_lock:
             self._error = error
         self._helper.kill()

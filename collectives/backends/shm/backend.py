@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from collectives.api import DType, ReduceOp
+from collectives.api import DType, ReduceOp, override
 from collectives.backends.base import Group, Joining, OffersVote, OnDeath, OnWait, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.shm.allreduce import ShmAllreduce
@@ -30,6 +30,7 @@ class ShmVote(Vote):
         self._gate = gate
         self._slabs = slabs
 
+    @override
     def attempt(
         self,
         value: int,
@@ -37,7 +38,6 @@ class ShmVote(Vote):
         waiting: Callable[[list[int]], None],
         agreed: Callable[[], None],
     ) -> bool:
-        """See :class:`Vote`."""
         turn = self._slabs.turn
         self._gate.ask(value, waiting, agreed)
         try:
@@ -49,8 +49,8 @@ class ShmVote(Vote):
             return False
         return True
 
+    @override
     def decline(self) -> None:
-        """See :class:`Vote`."""
         self._gate.arrive()
 
 
@@ -58,7 +58,7 @@ PAGE = 4096
 
 
 class ShmBackend(HostBackend, OffersVote):
-    """See :class:`HostBackend`. All ranks must be on one host and run as one user; Linux only."""
+    """A :class:`HostBackend`. All ranks must be on one host and run as one user; Linux only."""
 
     name = "shm"
     closes_aside = True
@@ -76,6 +76,7 @@ class ShmBackend(HostBackend, OffersVote):
         self._movement = Movement(rank, size, self._slabs, self._gate)
         self._closed = False
 
+    @override
     def allreduce_arrays(
         self,
         sources: Sequence[Array],
@@ -85,13 +86,13 @@ class ShmBackend(HostBackend, OffersVote):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`HostBackend`."""
         how = reduction(dtype, op, prescale, postscale)
         if len(sources) == 1:
             self._allreduce.of_one(sources[0], destinations[0], how)
         else:
             self._allreduce(Segments(sources), Segments(destinations), how)
 
+    @override
     def reducescatter_arrays(
         self,
         sources: Sequence[Array],
@@ -102,51 +103,56 @@ class ShmBackend(HostBackend, OffersVote):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`HostBackend`. One crossing per SLAB_BYTES / (size - 1) for each of the other members."""
+        """One crossing per SLAB_BYTES / (size - 1) for each of the other members."""
         how = reduction(dtype, op, prescale, postscale)
         self._movement.reducescatter(Segments(sources), Segments(destinations), counts, how)
 
+    @override
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
-        """See :class:`HostBackend`. One crossing per SLAB_BYTES of the largest source."""
+        """One crossing per SLAB_BYTES of the largest source."""
         self._movement.allgather(Segments(sources), Segments(destinations), counts)
 
+    @override
     def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
-        """See :class:`HostBackend`. One crossing per SLAB_BYTES."""
+        """One crossing per SLAB_BYTES."""
         self._movement.broadcast(source, destination, root)
 
+    @override
     def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
-        """See :class:`HostBackend`. One crossing per SLAB_BYTES / (size - 1) for each of the other members."""
+        """One crossing per SLAB_BYTES / (size - 1) for each of the other members."""
         self._movement.alltoall(source, destination, send_counts, receive_counts)
 
+    @override
     def board(self) -> Vote:
-        """See :class:`OffersVote`. The first crossing of an operation is a round of the board."""
+        """The first crossing of an operation is a round of the board."""
         return ShmVote(self._gate, self._slabs)
 
+    @override
     def attend(self, on_wait: OnWait) -> None:
-        """See :class:`Backend`."""
         self._gate.on_wait = on_wait
 
+    @override
     def waited(self) -> tuple[float, float]:
-        """See :class:`Backend`."""
         return self._gate.waited()
 
+    @override
     def watch(self, on_death: OnDeath) -> None:
-        """See :class:`Backend`."""
         ranks = self.group.ranks
         self._deaths = DeathWatch(self._words, self.group.position, lambda position: on_death(ranks[position]))
 
+    @override
     def phased(self) -> Sequence[object]:
-        """See :class:`Backend`."""
         return self._allreduce, self._movement, self._gate
 
+    @override
     def wait_for_all(self) -> None:
-        """See :class:`HostBackend`. One crossing."""
+        """One crossing."""
         self._gate.cross()
 
+    @override
     def close(self) -> None:
-        """See :class:`HostBackend`."""
         if not self._closed:
             self._closed = True
             if self._deaths is not None:
@@ -156,8 +162,8 @@ class ShmBackend(HostBackend, OffersVote):
             self._slabs.close()
             self._segment.close()
 
+    @override
     def abort(self, error: Exception) -> None:
-        """See :class:`HostBackend`."""
         self._gate.abort(error)
 
 
@@ -171,7 +177,7 @@ def _slabs_start(size: int) -> int:
 
 
 class ShmJoining(Joining):
-    """See :class:`Joining`. ``timeout`` bounds the silence of a peer within an operation, in seconds.
+    """A :class:`Joining`. ``timeout`` bounds the silence of a peer within an operation, in seconds.
 
     ``crowded``: the host has more ranks than cores, see :class:`collectives.cores.Cores`.
     """
@@ -183,15 +189,15 @@ class ShmJoining(Joining):
         self._source = None if group.position else SegmentSource(self._nbytes, group.size)
         super().__init__(group, self._source.address if self._source is not None else b"")
 
+    @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> ShmBackend:
-        """See :class:`Joining`."""
         if self._source is not None:
             segment = self._source.hand_out(self.group, attempt)
         else:
             segment = receive_segment(offers[0], self._nbytes, self.group, attempt)
         return ShmBackend(self.group, segment, self._timeout, self._crowded)
 
+    @override
     def close(self) -> None:
-        """See :class:`Joining`."""
         if self._source is not None:
             self._source.close()

@@ -164,7 +164,6 @@ class ShmBarrier:
             question[1]()
 
     def waited(self) -> tuple[float, float]:
-        """See :meth:`Backend.waited`."""
         late, inside = self._late, self._inside
         self._late = self._inside = 0.0
         self._is_first = True

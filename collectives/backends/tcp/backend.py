@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from collectives.api import DType, ReduceOp
+from collectives.api import DType, ReduceOp, override
 from collectives.backends.base import MOST_VOTERS, Group, OffersVote, Vote
 from collectives.backends.host import Array, Bytes, Workspace
 from collectives.backends.messaging import MessagingBackend
@@ -59,6 +59,7 @@ class TcpBackend(MessagingBackend, OffersVote):
         super().__init__(self._tcp)
         self._packed, self._landing = Workspace(), Workspace()
 
+    @override
     def allreduce_arrays(
         self,
         sources: Sequence[Array],
@@ -68,7 +69,6 @@ class TcpBackend(MessagingBackend, OffersVote):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`HostBackend`."""
         how = reduction(dtype, op, prescale, postscale)
         source, destination = Segments(sources), Segments(destinations)
         if len(source) * dtype.itemsize * (self.size - 1) <= DIRECT:
@@ -81,6 +81,7 @@ class TcpBackend(MessagingBackend, OffersVote):
         else:
             self._reduce_whole(source, destination, dtype, how)
 
+    @override
     def reducescatter_arrays(
         self,
         sources: Sequence[Array],
@@ -91,7 +92,6 @@ class TcpBackend(MessagingBackend, OffersVote):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`HostBackend`."""
         how = reduction(dtype, op, prescale, postscale)
         source, destination = Segments(sources), Segments(destinations)
         spans = [(part.start, part.stop) for part in parts(counts)]
@@ -102,8 +102,8 @@ class TcpBackend(MessagingBackend, OffersVote):
             self._tcp.check()
             self._tcp.reduce(Data(source, destination, spans, is_whole=False), dtype, how)
 
+    @override
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
-        """See :class:`HostBackend`."""
         self._tcp.enter()
         if len(sources) == len(destinations) == 1:
             self._gather_whole(sources[0], destinations[0], counts)
@@ -116,8 +116,8 @@ class TcpBackend(MessagingBackend, OffersVote):
             self._gather(source, destination, counts)
             _keep_own(source, destination, own)
 
+    @override
     def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
-        """See :class:`HostBackend`."""
         self._tcp.enter()
         data = source if self.rank == root else destination
         if data.size:
@@ -125,10 +125,10 @@ class TcpBackend(MessagingBackend, OffersVote):
         if self.rank == root:
             scale_array(source, destination, DType.UINT8, 1.0)
 
+    @override
     def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
-        """See :class:`HostBackend`."""
         self._tcp.enter()
         if np.may_share_memory(source, destination):
             staged = self._packed.take(source.size, DType.UINT8)
@@ -136,17 +136,19 @@ class TcpBackend(MessagingBackend, OffersVote):
             source = staged
         self._tcp.alltoall(source, destination, send_counts, receive_counts)
 
+    @override
     def wait_for_all(self) -> None:
-        """See :class:`HostBackend`."""
         self._tcp.enter()
         self._tcp.barrier()
 
+    @override
     def waited(self) -> tuple[float, float]:
-        """See :class:`Backend`. Inside of operations, nobody knows whether a member waits or receives."""
+        """Inside of operations, nobody knows whether a member waits or receives."""
         return self._tcp.ballot.waited(), 0.0
 
+    @override
     def board(self) -> Vote | None:
-        """See :class:`OffersVote`. The first exchange of an operation is a round of the board."""
+        """The first exchange of an operation is a round of the board."""
         return TcpVote(self._tcp) if self.size <= MOST_VOTERS else None
 
     def _reduce_at_once(self, source: Segments, destination: Segments, dtype: DType, how: Reduction) -> None:

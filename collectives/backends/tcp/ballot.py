@@ -110,7 +110,6 @@ class Ballot(ABC):
     def _await(
         self, is_decided: Callable[[], bool], waiting: Callable[[], None], early: Callable[[], None] = _nothing
     ) -> None:
-        """See :meth:`Pump.run_until`."""
         begin = monotonic()
         self._pump.run_until(is_decided, early, waiting)
         self._late += monotonic() - begin

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgpack
 
-from collectives.api import CollectiveTimeoutError
+from collectives.api import CollectiveTimeoutError, override
 from collectives.backends.base import Group, Joining
 from collectives.backends.tcp.backend import TcpBackend
 from collectives.backends.tcp.encryption import Encryption
@@ -72,7 +72,7 @@ class TcpReception:
 
 
 class TcpJoining(Joining):
-    """See :class:`Joining`.
+    """A :class:`Joining`.
 
     ``timeout`` bounds a silence of the peers within an operation, in seconds. The peers reach this host at ``address``,
     and prove that they know ``secret``, as this member does. ``crowded``: the host has more ranks than cores. With
@@ -97,11 +97,9 @@ class TcpJoining(Joining):
             self.close()
             raise
 
+    @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> TcpBackend:
-        """See :class:`Joining`.
-
-        A member calls first, in the order of the members, and then admits: so nobody waits in a circle.
-        """
+        """A member calls first, in the order of the members, and then admits: so nobody waits in a circle."""
         end = LocalEnd(self._hello, self._secret, self._address, self._timeout, attempt)
         found: dict[int, socket.socket] = {}
         with ExitStack() as stack:
@@ -144,8 +142,8 @@ class TcpJoining(Joining):
         found[position] = sock
         return SecureLink(sock, position)
 
+    @override
     def close(self) -> None:
-        """See :class:`Joining`."""
         self._listeners.__exit__()
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TypeAlias
 
+from collectives.api import override
 from collectives.backends.host import Array
 
 MOST_VIEWS = 256
@@ -183,7 +184,7 @@ MOST_BYTES = 1 << 18
 
 
 class SecureLink(TcpLink):
-    """See :class:`TcpLink`. The data is copied once more on each side."""
+    """A :class:`TcpLink`. The data is copied once more on each side."""
 
     hides_data = True
 
@@ -191,8 +192,8 @@ class SecureLink(TcpLink):
         super().__init__(sock, position)
         self._secure = sock
 
+    @override
     def part(self) -> None:
-        """See :class:`TcpLink`."""
         with suppress(OSError):
             self._secure.send(PARTING)
 

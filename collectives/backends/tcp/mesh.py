@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
+from collectives.api import override
 from collectives.backends.base import Group
 from collectives.backends.tcp.ballot import (
     RIDING,
@@ -30,7 +31,7 @@ HEAD = struct.Struct("<IIi")
 
 
 class Mesh(Ballot):
-    """See :class:`Ballot`, for a member of ``group``."""
+    """A :class:`Ballot`, for a member of ``group``."""
 
     def __init__(self, group: Group, links: Mapping[int, TcpLink], pump: Pump) -> None:
         super().__init__(links, pump, RIDING)
@@ -48,8 +49,8 @@ class Mesh(Ballot):
         self._all_agree = False
         self._landed: list[tuple[memoryview, Views]] = []
 
+    @override
     def decline(self) -> None:
-        """See :class:`Ballot`."""
         self._cast(0, {})
         self.flush()
 

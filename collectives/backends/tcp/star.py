@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from time import monotonic
 
-from collectives.api import DType
+from collectives.api import DType, override
 from collectives.backends.base import Group
 from collectives.backends.host import Workspace
 from collectives.backends.tcp.ballot import (
@@ -115,7 +115,7 @@ NOTHING = memoryview(b"")
 
 
 class Hub(Ballot):
-    """See :class:`Ballot`, for the hub of ``group``."""
+    """A :class:`Ballot`, for the hub of ``group``."""
 
     def __init__(self, group: Group, links: Mapping[int, TcpLink], pump: Pump) -> None:
         super().__init__(links, pump, riding(group.size, RIDING))
@@ -130,8 +130,8 @@ class Hub(Ballot):
         self._parcels: dict[int, Parcel] = {}
         self._rooms = {position: Workspace() for position in links}
 
+    @override
     def decline(self) -> None:
-        """See :class:`Ballot`."""
         self._open(0)
         self._refuse()
 
@@ -210,7 +210,7 @@ class Hub(Ballot):
 
 
 class Spoke(Ballot):
-    """See :class:`Ballot`, for a member of ``group`` that is not its hub."""
+    """A :class:`Ballot`, for a member of ``group`` that is not its hub."""
 
     def __init__(self, group: Group, links: Mapping[int, TcpLink], pump: Pump) -> None:
         super().__init__(links, pump, riding(group.size, RIDING))
@@ -220,8 +220,8 @@ class Spoke(Ballot):
         self._absent: Sequence[int] = ()
         self._answer = 0
 
+    @override
     def decline(self) -> None:
-        """See :class:`Ballot`."""
         self._cast(0, {}, self._unwanted())
         self.flush()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from collectives.api import DType
+from collectives.api import DType, override
 from collectives.backends.base import Group, OnWait, Vote
 from collectives.backends.host import Array, Bytes, Workspace
 from collectives.backends.phases import phase
@@ -45,16 +45,17 @@ class TcpTransport(PointToPoint):
         super().__init__(group)
 
     @property
+    @override
     def on_wait(self) -> OnWait:
-        """See :class:`Transport`."""
         return self._pump.on_wait
 
     @on_wait.setter
     def on_wait(self, call: OnWait) -> None:
         self._pump.on_wait = call
 
+    @override
     def check(self) -> None:
-        """See :class:`Transport`. A question for the others is answered before anything else happens."""
+        """A question for the others is answered before anything else happens."""
         self._pump.check()
         if self.ballot.is_asking:
             self.trade({}, {})
@@ -78,8 +79,8 @@ class TcpTransport(PointToPoint):
             self._links[position].send(views)
         self._pump.run()
 
+    @override
     def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
-        """See :class:`PointToPoint`."""
         self.trade(
             {position: (data.data,) for position, data in outgoing},
             {position: (data.data,) for position, data in incoming},
@@ -99,10 +100,10 @@ class TcpTransport(PointToPoint):
         """As :meth:`spread`, with data of its own for each other member, into memory that is spare."""
         self.trade(_views(source), _views(targets), spare=True)
 
+    @override
     def alltoall(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
     ) -> None:
-        """See :class:`Transport`."""
         size, here = self.group.size, self.group.position
         outgoing = [source[part] for part in parts(send_counts or [source.size // size] * size)]
         incoming = [destination[part] for part in parts(receive_counts or [destination.size // size] * size)]
@@ -112,8 +113,9 @@ class TcpTransport(PointToPoint):
         )
         incoming[here][:] = outgoing[here]
 
+    @override
     def broadcast(self, data: Bytes, root: int) -> None:
-        """See :class:`Transport`. Long data goes along a chain in pieces: each member sends S bytes at most.
+        """Long data goes along a chain in pieces: each member sends S bytes at most.
 
         Where members vote anyway, short data travels with the vote of the root.
         """
@@ -141,8 +143,8 @@ class TcpTransport(PointToPoint):
         else:
             self.trade({}, {root: views})
 
+    @override
     def barrier(self) -> None:
-        """See :class:`Transport`."""
         if self.ballot.is_asking:
             self.check()  # all votes are there when all members are
         else:
@@ -157,12 +159,12 @@ class TcpTransport(PointToPoint):
         with np.errstate(all="ignore"):
             self._pump.run()
 
+    @override
     def close(self) -> None:
-        """See :class:`Transport`."""
         self._pump.close()
 
+    @override
     def abort(self, error: Exception) -> None:
-        """See :class:`Transport`."""
         self._pump.abort(error)
 
 
@@ -191,6 +193,7 @@ class TcpVote(Vote):
         self._transport = transport
         self._ballot = transport.ballot
 
+    @override
     def attempt(
         self,
         value: int,
@@ -198,7 +201,6 @@ class TcpVote(Vote):
         waiting: Callable[[list[int]], None],
         agreed: Callable[[], None],
     ) -> bool:
-        """See :class:`Vote`."""
         self._ballot.ask(value, waiting, agreed)
         try:
             call()
@@ -209,10 +211,10 @@ class TcpVote(Vote):
             self._ballot.withdraw()
         return True
 
+    @override
     def decline(self) -> None:
-        """See :class:`Vote`."""
         self._ballot.decline()
 
+    @override
     def hurry(self) -> None:
-        """See :class:`Vote`."""
         self._ballot.flush()

@@ -159,7 +159,6 @@ class _Tuning:
         self._thread.join(CLOSE_SECONDS)
 
     def disown(self) -> None:
-        """See :meth:`Autotuner.disown`."""
         self._search.disown()
         self._journal.disown()
 

@@ -43,11 +43,9 @@ class ProcessSearch:
         self._is_killed = False
 
     def suggest(self) -> list[float]:
-        """See :class:`.plan.Search`."""
         return [float(position) for position in self._ask({})]
 
     def register(self, positions: Sequence[float], score: float) -> None:
-        """See :class:`.plan.Search`."""
         self._ask({"positions": list(positions), "score": score})
 
     def _ask(self, request: dict[str, Any]) -> Any:

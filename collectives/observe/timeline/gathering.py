@@ -49,12 +49,10 @@ class Gathering:
         self._receiver = _Receiver(rendezvous, self._origin, self._waiting)
 
     def write(self, records: list[Record]) -> None:
-        """See :class:`.timeline.Sink`."""
         self._document.write(records)
         self._document.write(self._waiting.take())
 
     def close(self) -> None:
-        """See :class:`.timeline.Sink`."""
         try:
             self._receiver.close()
             self.write([])
@@ -62,7 +60,6 @@ class Gathering:
             self._document.close()
 
     def disown(self) -> None:
-        """See :class:`.timeline.Sink`."""
         self._document.disown()
         self._receiver.disown()
 

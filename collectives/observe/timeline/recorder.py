@@ -182,13 +182,10 @@ class _Local:
         self.is_ready = True
 
     def write(self, records: list[Record]) -> None:
-        """See :class:`.timeline.Sink`."""
         self._document.write(records)
 
     def close(self) -> None:
-        """See :class:`.timeline.Sink`."""
         self._document.close()
 
     def disown(self) -> None:
-        """See :class:`.timeline.Sink`."""
         self._document.disown()

@@ -121,12 +121,10 @@ class Sender:
 
     @property
     def is_ready(self) -> bool:
-        """See :class:`.timeline.Sink`."""
         self._connection.flush()
         return not self._connection.unsent
 
     def write(self, records: list[Record]) -> None:
-        """See :class:`.timeline.Sink`."""
         for frame in pack_records(records):
             self._connection.send(frame)
         self._hear()
@@ -163,7 +161,7 @@ class Sender:
         return [frame for frame in frames if frame.startswith(PING)]
 
     def close(self) -> None:
-        """See :class:`.timeline.Sink`. Idempotent."""
+        """Idempotent."""
         if self._connection.fileno() < 0:
             return
         self._connection.drain(time.monotonic() + DRAIN_SECONDS)
@@ -172,5 +170,4 @@ class Sender:
         self._connection.close()
 
     def disown(self) -> None:
-        """See :class:`.timeline.Sink`."""
         self._connection.close()

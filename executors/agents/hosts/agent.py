@@ -164,7 +164,6 @@ class _Agent:
         self._crew.end()
 
     def sink(self, number: int, name: str) -> Sink:
-        """See :class:`executors.agents.local.output.Sinks`."""
         return _Output(self._link, number, name)
 
     def obey(self, message: FromDriver) -> None:

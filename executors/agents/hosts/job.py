@@ -185,7 +185,7 @@ class HostsJob:
     # Agents.
 
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
-        """See :class:`executors.driver.driver.Agents`. A static job raises OSError where no process can be started."""
+        """A static job raises OSError where no process can be started."""
         number, given = _number(worker), {**environment, **self._dashboard.variables(), **self._options.environment}
         if self._others is None or host == HOST:
             self._start_here(number, {**os.environ, **given, **self._threads})
@@ -201,30 +201,25 @@ class HostsJob:
             self.soon(partial(self.not_started, number, NOT_STARTED.format(error)))
 
     def stop(self, worker: str) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self.crew.stop(_number(worker))
         if self._others is not None:
             self._others.stop(_number(worker))
 
     def kill(self, worker: str) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self.crew.kill(_number(worker))
         if self._others is not None:
             self._others.kill(_number(worker))
 
     def end(self, spare: str | None = None) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         number = None if spare is None else _number(spare)
         self.crew.end(number)
         if self._others is not None:
             self._others.end(number)
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self.crew.after(seconds, action)
 
     def soon(self, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self.crew.soon(action)
 
     # Hosts.
@@ -259,7 +254,6 @@ class HostsJob:
             self._unused.add(name)
 
     def agents_changed(self) -> None:
-        """See :class:`.others.Reporter`."""
         if self._is_leaving:
             return
         ready = {} if self._others is None else self._others.ready()
@@ -270,12 +264,11 @@ class HostsJob:
             self.driver.found(self._hosts)
 
     def host_lost(self, host: str, text: str) -> None:
-        """See :class:`.others.Reporter`."""
         if not self._is_leaving:
             self.driver.host_lost(host, text, lambda worker: self._program.has_returned(_number(worker)))
 
     def host_unusable(self, host: str, text: str) -> None:
-        """See :class:`.others.Reporter`. A static job needs all of its hosts at the start."""
+        """A static job needs all of its hosts at the start."""
         if self._is_leaving:
             return
         told = f"host {host} cannot be used: {text}"
@@ -310,7 +303,6 @@ class HostsJob:
             self._ended(event)
 
     def not_started(self, number: int, text: str) -> None:
-        """See :class:`.others.Reporter`."""
         if not self._is_leaving:
             self.driver.failed(f"worker-{number}", Failure(FailureKind.EXIT, text, has_begun=False))
 

@@ -304,15 +304,12 @@ class OtherHosts:
     # In the thread of the switchboard.
 
     def connected(self, link: AgentConnection) -> None:
-        """See :class:`.switchboard.Listener`."""
         self._crew.soon(lambda: self._connected(link))
 
     def received(self, link: AgentConnection, message: FromAgent) -> None:
-        """See :class:`.switchboard.Listener`."""
         self._crew.soon(lambda: self._received(message))
 
     def disconnected(self, link: AgentConnection, text: str) -> None:
-        """See :class:`.switchboard.Listener`."""
         self._crew.soon(lambda: self._disconnected(link, text))
 
     # Messages of agents, in the loop.
@@ -375,7 +372,6 @@ class _AgentOutput:
         self._tail = tail
 
     def sink(self, rank: int, name: str) -> Sink:
-        """See :class:`executors.agents.local.output.Sinks`."""
         sink = _LogSink(self._host)
         return TeeSink(sink, self._tail) if name == "stderr" else sink
 

@@ -26,10 +26,10 @@ class FunctionJob(Protocol):
     driver: Driver
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
+        pass
 
     def end(self, spare: str | None = None) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
+        pass
 
 
 class FunctionOutcomes:

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TextIO
 
+from collectives.api import override
+
 logger = logging.getLogger(__name__)
 
 
@@ -108,8 +110,8 @@ class ConsoleSink(PlainSink):
         self._prefix = f"[{rank}]<{name}>:"
         self._timestamp = timestamp
 
+    @override
     def prefix(self) -> str:
-        """See :class:`PlainSink`."""
         return f"{time.asctime() if self._timestamp else ''}{self._prefix}"
 
 
@@ -194,7 +196,7 @@ class Output:
             file.close()
 
     def sink(self, rank: int, name: str) -> Sink:
-        """See :class:`Sinks`. Raises OSError where the file cannot be made, unless the disk is full."""
+        """Raises OSError where the file cannot be made, unless the disk is full."""
         console = ConsoleSink(rank, name, self._streams[name] or getattr(sys, name), self._timestamp)
         if self._directory is None:
             return console
@@ -310,7 +312,6 @@ class Tails:
         self._tails: dict[int, Tail] = {}
 
     def sink(self, rank: int, name: str) -> Sink:
-        """See :class:`executors.agents.local.output.Sinks`."""
         sink = self._output.sink(rank, name)
         if name != "stderr":
             return sink

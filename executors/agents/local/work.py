@@ -86,12 +86,10 @@ class CommandWork:
     command: tuple[str, ...]
 
     def check(self, environment: Mapping[str, str]) -> None:
-        """See :class:`WorkerPayload`."""
         check_command(self.command[0], environment)
 
     @contextmanager
     def opened(self, descriptors: Sequence[int] = ()) -> Iterator[Launch]:
-        """See :class:`WorkerPayload`."""
         yield partial(self._launch, descriptors)
 
     def _launch(
@@ -113,12 +111,10 @@ class CallWork:
     search: Callable[[str], str] | None = None
 
     def check(self, environment: Mapping[str, str]) -> None:
-        """See :class:`WorkerPayload`."""
         check_command(self.python or sys.executable, environment)
 
     @contextmanager
     def opened(self, descriptors: Sequence[int] = ()) -> Iterator[Launch]:
-        """See :class:`WorkerPayload`."""
         with call_file(self.call) as file:
             yield partial(self._launch, file, descriptors)
 

@@ -87,15 +87,12 @@ class _Ranks:
     # In the thread of the switchboard.
 
     def connected(self, link: AgentConnection) -> None:
-        """See :class:`executors.agents.hosts.agent_server.Listener`."""
         self._crew.soon(lambda: self._connected(link))
 
     def received(self, link: AgentConnection, message: FromAgent) -> None:
-        """See :class:`executors.agents.hosts.agent_server.Listener`."""
         self._crew.soon(lambda: self._received(link, message))
 
     def disconnected(self, link: AgentConnection, text: str) -> None:
-        """See :class:`executors.agents.hosts.agent_server.Listener`."""
         self._crew.soon(lambda: self._disconnected(link))
 
     # In the loop.

@@ -34,7 +34,6 @@ class MpiConsole:
     """The output of a launcher, which has put the rank before each line."""
 
     def sink(self, rank: int, name: str) -> Sink:
-        """See :class:`executors.agents.local.output.Sinks`."""
         return PlainSink(getattr(sys, name))
 
 

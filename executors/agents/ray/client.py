@@ -48,29 +48,26 @@ class ClientJob:
     def call(
         self, method: str, call: ObjectRef[Call], ranks: int | None = None, callbacks: Sequence[Callback] = ()
     ) -> list[Any]:
-        """See RayJob."""
         values: list[Any] = self._driver.do("call", method, [call], ranks, bool(callbacks), callbacks=callbacks)
         return values
 
     def submit(self, call: ObjectRef[Call]) -> list[ObjectRef[Any]]:
-        """See RayJob. The values do not belong to the deputy, so they outlive it."""
+        """The values do not belong to the deputy, so they outlive it."""
         self._driver.do("check")
         self._actors = self._actors or self._driver.workers()
         return [actor.run_plain.remote([call]) for actor in self._actors]
 
     def check(self) -> None:
-        """See RayJob."""
         self._driver.check()
 
     def close(self) -> None:
-        """See RayJob."""
         self._driver.close()
 
 
 def run_elastic_by_deputy(
     work: ActorWork, limits: Limits, options: ElasticOptions, callbacks: Sequence[Callback] = ()
 ) -> list[Any]:
-    """See :func:`executors.agents.ray.elastic.run_elastic`."""
+    """As :func:`executors.agents.ray.elastic.run_elastic`."""
     with closing(_RemoteDriver()) as driver:
         values: list[Any] = driver.do("run_elastic", work, limits, options, bool(callbacks), callbacks=callbacks)
     return values

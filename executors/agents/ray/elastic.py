@@ -150,7 +150,6 @@ class ElasticRayJob:
     # Agents.
 
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         given = {
             **interface_variables(self._options.nics),
             **environment,
@@ -160,42 +159,34 @@ class ElasticRayJob:
         self._actors.start(worker, self._names.node(host), given)
 
     def stop(self, worker: str) -> None:
-        """See :class:`executors.driver.driver.Agents`. Such a worker has nothing to hand over."""
+        """Such a worker has nothing to hand over."""
         self._actors.kill(worker)
 
     def kill(self, worker: str) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._actors.kill(worker)
 
     def end(self, spare: str | None = None) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._actors.end()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._loop.after(seconds, action)
 
     def soon(self, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._loop.soon(action)
 
     # Events.
 
     def up(self, worker: str) -> None:
-        """See :class:`executors.agents.ray.actors.Events`."""
         self.driver.up(worker)
 
     def returned(self, worker: str, outcome: Outcome) -> None:
-        """See :class:`executors.agents.ray.actors.Events`."""
         self._outcomes[worker] = outcome
         self.driver.done(worker, "returned")
 
     def raised(self, worker: str, outcome: Outcome) -> None:
-        """See :class:`executors.agents.ray.actors.Events`."""
         self.driver.failed(worker, outcome.failure())
 
     def lost(self, worker: str, node: str, failure: Failure) -> None:
-        """See :class:`executors.agents.ray.actors.Events`."""
         reason = death_of(node)
         if reason is None:
             self.driver.failed(worker, failure)

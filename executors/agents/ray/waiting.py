@@ -96,28 +96,24 @@ class CallOnRanks:
     # Agents.
 
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._pending[self._send(self._members[worker], environment)] = worker
 
     def stop(self, worker: str) -> None:
-        """See :class:`executors.driver.driver.Agents`. A call has nothing to hand over."""
+        """A call has nothing to hand over."""
         self.kill(worker)
 
     def kill(self, worker: str) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         with suppress(RayError):
             ray.kill(self._members[worker].actor)
 
     def end(self, spare: str | None = None) -> None:
-        """See :class:`executors.driver.driver.Agents`. The owner of the actors kills them."""
+        """The owner of the actors kills them."""
         self._has_given_up = True
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._loop.after(seconds, action)
 
     def soon(self, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._loop.soon(action)
 
     def _take(self, reference: ObjectRef[bytes], worker: str) -> None:

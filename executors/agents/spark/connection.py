@@ -107,7 +107,6 @@ class DriverConnection:
         return bool(poll.poll(0))
 
     def sink(self, rank: int, name: str) -> Sink:
-        """See :class:`executors.agents.local.output.Sinks`."""
         return _OutputSink(self, STREAMS[name])
 
     def send(self, kind: bytes, data: bytes | memoryview = b"") -> None:

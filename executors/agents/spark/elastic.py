@@ -150,7 +150,6 @@ class ElasticSparkJob:
     # Agents.
 
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         number = _number(worker)
         given = {
             **interface_variables(self._options.nics),
@@ -178,15 +177,12 @@ class ElasticSparkJob:
             )
 
     def stop(self, worker: str) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._tell(worker, AgentStop(_number(worker)))
 
     def kill(self, worker: str) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._tell(worker, Kill(_number(worker)))
 
     def end(self, spare: str | None = None) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         for link in self._links.values():
             link.send(EndAll(None if spare is None else _number(spare)))
         self.after(2 * self._options.grace + GUARD_SECONDS, self._give_up_workers)
@@ -197,11 +193,9 @@ class ElasticSparkJob:
             self._links[slot].close()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._loop.after(seconds, action)
 
     def soon(self, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._loop.soon(action)
 
     def _tell(self, worker: str, message: AgentStop | Kill) -> None:
@@ -215,15 +209,12 @@ class ElasticSparkJob:
     # In the thread of the switchboard, and of Spark.
 
     def connected(self, link: AgentConnection) -> None:
-        """See :class:`executors.agents.hosts.agent_server.Listener`."""
         self.soon(partial(self._connected, link))
 
     def received(self, link: AgentConnection, message: FromAgent) -> None:
-        """See :class:`executors.agents.hosts.agent_server.Listener`."""
         self.soon(partial(self._received, message))
 
     def disconnected(self, link: AgentConnection, text: str) -> None:
-        """See :class:`executors.agents.hosts.agent_server.Listener`."""
         self.soon(partial(self._disconnected, link.hello.host))
 
     def _finished(self, end: StageFinished) -> None:

@@ -99,26 +99,23 @@ class WorkerWait:
     # Agents.
 
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
-        """See :class:`executors.driver.driver.Agents`. Spark starts the tasks, which find their places."""
+        """Spark starts the tasks, which find their places."""
 
     def stop(self, worker: str) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self.end()
 
     def kill(self, worker: str) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self.end()
 
     def end(self, spare: str | None = None) -> None:
-        """See :class:`executors.driver.driver.Agents`. The owner of the stage cancels it, and so its tasks."""
+        """The owner of the stage cancels it, and so its tasks."""
         self._is_over = True
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`. Reports that wait come before ``action``."""
+        """Reports that wait come before ``action``."""
         self._loop.after(seconds, partial(self._loop.soon, action))
 
     def soon(self, action: Callable[[], None]) -> None:
-        """See :class:`executors.driver.driver.Agents`."""
         self._loop.soon(action)
 
     # In the loop.

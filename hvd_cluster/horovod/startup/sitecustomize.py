@@ -25,7 +25,6 @@ class Installer:
     def find_spec(
         fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See :class:`importlib.abc.MetaPathFinder`."""
         if fullname != "horovod":
             return None
         install()
@@ -33,7 +32,6 @@ class Installer:
 
     @staticmethod
     def find_distributions(context: Any) -> Iterable[Any]:
-        """See :class:`importlib.metadata.DistributionFinder`."""
         if (context.name or "").lower() != "horovod":
             return ()
         install()

@@ -20,7 +20,7 @@ class Operations(Protocol):
     """The operations of a framework on its own tensors, which may be nodes of a graph."""
 
     def allreduce(self, tensor: Any, **arguments: Any) -> Any:
-        """See :func:`hvd_cluster.tensorflow.allreduce`, as for all of these."""
+        """As :func:`hvd_cluster.tensorflow.allreduce`; likewise all of these."""
 
     def allgather(self, tensor: Any, **arguments: Any) -> Any:
         """The rows of all ranks."""
@@ -59,7 +59,7 @@ def backend() -> KerasBackend:
 
 
 def in_graph(value: Any) -> Operations | None:
-    """See :class:`KerasBackend`; None on backends that are not supported."""
+    """The module of the backend of Keras; None for one that is not supported."""
     return backend().in_graph(value) if keras.backend.backend() in KNOWN else None
 
 

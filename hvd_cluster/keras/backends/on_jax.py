@@ -14,12 +14,10 @@ __all__ = ["in_graph", "lists", "total"]
 
 
 def lists(device_dense: str, device_sparse: str) -> ListBinding:
-    """See :class:`Backend`."""
     return JaxLists()
 
 
 def in_graph(value: Any) -> Operations | None:
-    """See :class:`Backend`."""
     if is_traced(value):
         raise UnsupportedRequestError(
             "JAX traces this function, such as a train_step() of Keras, and a collective cannot run in it: return the "

@@ -15,16 +15,13 @@ from hvd_cluster.tensorflow.optimizer.binding import TensorFlowLists
 
 
 def lists(device_dense: str, device_sparse: str) -> ListBinding:
-    """See :class:`Backend`."""
     return TensorFlowLists(device_dense, device_sparse)
 
 
 def total(tensor: Any, name: str, process_set: ProcessSet) -> Any:
-    """See :class:`Backend`."""
     return _allreduce(tensor, name, ReduceOp.SUM, ignore_name_scope=True, process_set=process_set, by_path=True)
 
 
 def in_graph(value: Any) -> Operations | None:
-    """See :class:`Backend`."""
     operations: Any = mpi_ops
     return operations if makes_nodes() else None

@@ -13,15 +13,13 @@ from hvd_cluster.torch.optimizer.lists import TorchLists
 
 
 def lists(device_dense: str, device_sparse: str) -> ListBinding:
-    """See :class:`Backend`."""
     return TorchLists()
 
 
 def total(tensor: Any, name: str, process_set: ProcessSet) -> Any:
-    """See :class:`Backend`."""
     return allreduce(tensor, op=ReduceOp.SUM, name=name, process_set=process_set)
 
 
 def in_graph(value: Any) -> Operations | None:
-    """See :class:`Backend`. The tensors of torch have values at any time."""
+    """The tensors of torch have values at any time."""
     return None

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from collectives.api import override
 from hvd_cluster.elastic.state import watchers
 
 
@@ -34,8 +35,8 @@ class Changes(ABC):
 class _ByVersion(Changes):
     """torch counts the changes of each tensor in place."""
 
+    @override
     def count(self, variables: Sequence[Any]) -> int:
-        """See :class:`Changes`."""
         return sum([variable.value._version for variable in variables])
 
 
@@ -44,8 +45,8 @@ class _Unknown(Changes):
 
     tells = False
 
+    @override
     def count(self, variables: Sequence[Any]) -> int:
-        """See :class:`Changes`."""
         return 0
 
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from collectives.api import override
 from hvd_cluster.core import basics
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.keras import variables
@@ -47,21 +48,21 @@ class VariablesHandler(SnapshotHandler):
     def _numbered(self, heavy: bool) -> list[tuple[int, Any]]:
         return [pair for pair in enumerate(self.variables()) if self.is_heavy(pair[1]) is heavy]
 
+    @override
     def light(self) -> Copies:
-        """See :class:`Part`."""
         return {number: variables.copied(each) for number, each in self._numbered(heavy=False)}
 
+    @override
     def put_light(self, light: Copies) -> None:
-        """See :class:`Part`."""
         self._put(light)
 
+    @override
     def heavy(self, earlier: Copies | None) -> Copies:
-        """See :class:`Part`."""
         earlier = earlier or {}
         return {number: variables.copied(each, earlier.get(number)) for number, each in self._numbered(heavy=True)}
 
+    @override
     def put_heavy(self, heavy: Copies) -> None:
-        """See :class:`Part`."""
         self._put(heavy)
 
     def _put(self, copies: Copies) -> None:
@@ -69,33 +70,34 @@ class VariablesHandler(SnapshotHandler):
             if number in copies:
                 variables.put(variable, copies[number])
 
+    @override
     def versions(self) -> int:
-        """See :class:`Part`."""
         return self._changes.count([variable for _, variable in self._numbered(heavy=True)])
 
     @property
+    @override
     def tells(self) -> bool:
-        """See :class:`Part`."""
         return self._changes.tells
 
     @property
+    @override
     def survives(self) -> bool:
-        """See :class:`Part`."""
         return self._changes.survive()
 
+    @override
     def layout(self) -> list[tuple[str, str]]:
-        """See :class:`Part`. Without the names of variables: Keras numbers them through the life of a process."""
+        """Without the names of variables: Keras numbers them through the life of a process."""
         return [
             (f"{self.name} variable {number}", variables.description(each))
             for number, each in enumerate(self.variables())
         ]
 
+    @override
     def share(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         variables.broadcast(self.variables(), root_rank, f"state.{self.name}")
 
+    @override
     def share_light(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         light = [variable for _, variable in self._numbered(heavy=False)]
         variables.broadcast(light, root_rank, f"state.{self.name}.light")
 
@@ -113,21 +115,22 @@ class ModelHandler(VariablesHandler):
         self._seeds: list[tuple[Any, npt.NDArray[Any]]] = []
 
     @property
+    @override
     def name(self) -> str:
-        """See :class:`VariablesHandler`."""
         return "model"
 
+    @override
     def variables(self) -> Sequence[Any]:
-        """See :class:`VariablesHandler`. Without those of metrics."""
+        """Without those of metrics."""
         metrics = {id(variable) for variable in self.value.metrics_variables}
         return [variable for variable in self.value.variables if id(variable) not in metrics]
 
+    @override
     def is_heavy(self, variable: Any) -> bool:
-        """See :class:`VariablesHandler`."""
         return bool(variable.trainable)
 
+    @override
     def light(self) -> Copies:
-        """See :class:`Part`."""
         numbered, shared = self._numbered(heavy=False), self._shared()
         light = {number: variables.copied(each) for number, each in numbered}
         self._seeds = [(each, light[number]) for number, each in numbered if id(each) not in shared]
@@ -136,15 +139,16 @@ class ModelHandler(VariablesHandler):
     def _shared(self) -> set[int]:
         return {id(variable) for variable in self.value.weights}
 
+    @override
     def share(self, root_rank: int) -> None:
-        """See :class:`Part`. A rank that gets a state goes back to its own seeds of the last commit."""
+        """A rank that gets a state goes back to its own seeds of the last commit."""
         shared = self._shared()
         own = [variable for variable in self.variables() if id(variable) in shared]
         variables.broadcast(own, root_rank, f"state.{self.name}")
         self._put_seeds(root_rank)
 
+    @override
     def share_light(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         shared = self._shared()
         own = [variable for _, variable in self._numbered(heavy=False) if id(variable) in shared]
         variables.broadcast(own, root_rank, f"state.{self.name}.light")
@@ -162,37 +166,39 @@ class OptimizerHandler(VariablesHandler):
     value: keras.optimizers.Optimizer
 
     @property
+    @override
     def name(self) -> str:
-        """See :class:`VariablesHandler`."""
         return type(self.value).__name__
 
+    @override
     def variables(self) -> Sequence[Any]:
-        """See :class:`VariablesHandler`."""
         found: Sequence[Any] = self.value.variables
         return found
 
+    @override
     def is_heavy(self, variable: Any) -> bool:
-        """See :class:`VariablesHandler`."""
         return len(variable.shape) > 0
 
+    @override
     def forget(self) -> None:
-        """See :class:`Part`. Gradients that ``backward_passes_per_step`` has added up on this rank are dropped."""
+        """Gradients that ``backward_passes_per_step`` has added up on this rank are dropped."""
         if self._passes is not None:
             self._passes.clear()
 
+    @override
     def light(self) -> Copies:
-        """See :class:`Part`."""
         passes = self._passes
         return super().light() if passes is None else {**super().light(), _IDLE: np.array(passes.idle)}
 
+    @override
     def put_light(self, light: Copies) -> None:
-        """See :class:`Part`."""
         super().put_light(light)
         if self._passes is not None and _IDLE in light:
             self._passes.idle = int(light[_IDLE])
 
+    @override
     def versions(self) -> int:
-        """See :class:`Part`. A pass that only adds up gradients is an iteration, but no change."""
+        """A pass that only adds up gradients is an iteration, but no change."""
         steps = 0
         if keras.backend.backend() == "tensorflow":
             iterations = int(variables.view(self._inner._iterations))

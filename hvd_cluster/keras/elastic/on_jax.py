@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from collectives.api import override
 from hvd_cluster.jax import arrays
 from hvd_cluster.jax.arrays import is_gone, is_lost, wait
 from hvd_cluster.keras import variables as values_of
@@ -29,8 +30,9 @@ class ByIdentity(Changes):
         self._seen: list[Any] = []
         self._variables: Sequence[Any] = ()
 
+    @override
     def count(self, variables: Sequence[Any]) -> int:
-        """See :class:`Changes`. Waits for the step that makes the arrays; it may fail."""
+        """Waits for the step that makes the arrays; it may fail."""
         if len(variables) != len(self._seen) or any(map(_differ, variables, self._seen)):
             wait([variable._value for variable in variables])  # ``value`` makes an array where Keras has taken it away
             self._count += not all([_put_back(variable) for variable in variables])
@@ -38,8 +40,8 @@ class ByIdentity(Changes):
         self._variables = variables
         return self._count
 
+    @override
     def survive(self) -> bool:
-        """See :class:`Changes`."""
         return all(map(arrays.is_covered, self._variables))
 
 

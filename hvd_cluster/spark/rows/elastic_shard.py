@@ -82,7 +82,6 @@ class TensorBatches:
         self._shard = shard
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """See :class:`ElasticShard`."""
         return self._place._steps(self._shard)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy.typing as npt
 import tensorflow as tf
 
-from collectives.api import InvalidRequestError
+from collectives.api import InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.elastic import loop
 from hvd_cluster.elastic.batches import GlobalBatches
@@ -48,23 +48,23 @@ class VariablesHandler(SnapshotHandler):
 
     value: Variables
 
+    @override
     def light(self) -> list[npt.NDArray[Any]]:
-        """See :class:`Part`."""
         return self.value.read()
 
+    @override
     def put_light(self, light: list[npt.NDArray[Any]]) -> None:
-        """See :class:`Part`."""
         self.value.write(light)
 
+    @override
     def layout(self) -> list[tuple[str, str]]:
-        """See :class:`Part`."""
         return [
             (f"variable {number}", f"{each.dtype.base_dtype.name} {tuple(each.shape)}")
             for number, each in enumerate(self.value.all)
         ]
 
+    @override
     def share(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         values = broadcast_all(self.value.read(), root_rank, "state.variables")
         if basics.rank() != root_rank:
             self.value.write(values)

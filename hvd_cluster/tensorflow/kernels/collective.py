@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from collectives.api import Operation, ReduceOp
+from collectives.api import Operation, ReduceOp, override
 from collectives.buffers import Buffer
 from collectives.engine.engine import Engine
 from collectives.engine.work import Destination, Work
@@ -44,8 +44,8 @@ class CollectiveKernel(GraphNode):
     def _pair(self, context: Context, index: int) -> Pair:
         """The memory to read and the memory to write for a tensor."""
 
+    @override
     def run(self, context: Context) -> None:
-        """See :class:`GraphNode`."""
         if self.grouped:
             super().run(context)
             return
@@ -54,8 +54,8 @@ class CollectiveKernel(GraphNode):
             self.enter(engine)
         self.finish(context, engine, [self._submit(context, engine, self.name, wait=True)])
 
+    @override
     def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:
-        """See :class:`GraphNode`."""
         name = self.name_in(lane)
         if not self.grouped:
             return [self._submit(context, engine, name, wait=False)]
@@ -90,8 +90,8 @@ class _OfOtherShape(CollectiveKernel):
         source = context.input(index)
         return source, partial(context.candidate, index, source.dtype)
 
+    @override
     def finish(self, context: Context, engine: Engine, works: Sequence[Work]) -> None:
-        """See :class:`GraphNode`."""
         for index, work in enumerate(works):
             context.give(index, work.result())
 

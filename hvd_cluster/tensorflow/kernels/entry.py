@@ -19,7 +19,7 @@ from hvd_cluster.tensorflow.native.registration import Construction, Definition,
 
 
 class RunContext(Context):
-    """See :class:`hvd_cluster.graphs.run.KernelContext`."""
+    """A :class:`hvd_cluster.graphs.run.KernelContext`."""
 
     __slots__ = ()
 

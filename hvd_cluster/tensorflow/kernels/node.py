@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 
-from collectives.api import HorovodInternalError, Operation, Request
+from collectives.api import HorovodInternalError, Operation, Request, override
 from collectives.engine.engine import Engine
 from collectives.engine.work import Work
 from hvd_cluster.comparison.rosters import NodeNaming
@@ -95,8 +95,8 @@ def synchronize(engine: Engine, works: Sequence[Work]) -> None:
 class BarrierKernel(GraphNode):
     """HorovodBarrier."""
 
+    @override
     def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:
-        """See :class:`GraphNode`."""
         name = self.name_in(lane)
         process_set = process_set_id(self.process_set)
         request = Request(label_of(Operation.BARRIER, name), Operation.BARRIER, process_set=process_set)

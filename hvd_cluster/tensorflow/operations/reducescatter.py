@@ -71,7 +71,7 @@ def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
 
 
 def _scaled(op: Any, gradient: tf.Tensor) -> tf.Tensor:
-    """See :func:`hvd_cluster.ops.backward.scatter_factor`; the size is that of the run."""
+    """As :func:`hvd_cluster.ops.backward.scatter_factor`; the size is that of the run."""
     chosen, prescale, postscale = reduction_of(op)
     factor = tf.cast(prescale * postscale, gradient.dtype)
     if chosen is ReduceOp.SUM:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import ReduceOp
+from collectives.api import ReduceOp, override
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.comparison.twins import stamp_of
 from hvd_cluster.core.process_sets import ProcessSet
@@ -32,48 +32,49 @@ class TensorFlowLists(ListBinding):
         self._device_sparse = device_sparse
 
     @staticmethod
+    @override
     def is_deferred() -> bool:
-        """See :class:`ListBinding`."""
         return not tf.executing_eagerly()
 
     @staticmethod
+    @override
     def kind(gradient: tf.Tensor) -> Hashable:
-        """See :class:`ListBinding`."""
         return gradient.dtype, gradient.device
 
     @staticmethod
+    @override
     def is_sparse(gradient: Any) -> bool:
-        """See :class:`ListBinding`."""
         return isinstance(gradient, tf.IndexedSlices)
 
     @staticmethod
+    @override
     def to_dense(gradient: tf.IndexedSlices, target: Target) -> tf.Tensor:
-        """See :class:`ListBinding`."""
         if target.shape is None:
             return tf.convert_to_tensor(gradient)
         return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, target.shape[0])
 
     @staticmethod
+    @override
     def zeros(target: Target, like: Any) -> tf.Tensor:
-        """See :class:`ListBinding`."""
         return tf.zeros(target.shape, target.dtype)
 
     @staticmethod
+    @override
     def pack(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See :class:`ListBinding`."""
         return tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
 
     @staticmethod
+    @override
     def unpack(packed: tf.Tensor, targets: Sequence[Target]) -> Sequence[tf.Tensor]:
-        """See :class:`ListBinding`."""
         shapes = [target.shape or () for target in targets]  # those of packed gradients are known
         parts = tf.split(packed, [prod(shape) for shape in shapes])
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
+    @override
     def allreduce(
         self, shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
     ) -> Sequence[Sequence[tf.Tensor]]:
-        """See :class:`ListBinding`. In eager mode all travel as one group, because each call waits for its result."""
+        """In eager mode all travel as one group, because each call waits for its result."""
         with _on(self._device_dense):
             if not tf.executing_eagerly() or len(shipments) < 2:
                 return [_combined(shipment, process_set, fields) for shipment in shipments]
@@ -83,19 +84,19 @@ class TensorFlowLists(ListBinding):
             return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
 
     @staticmethod
+    @override
     def comparing() -> AbstractContextManager[None]:
-        """See :class:`ListBinding`."""
         return raised_by_tensorflow()
 
     @staticmethod
+    @override
     def engine_error(error: Exception) -> BaseException | None:
-        """See :class:`ListBinding`."""
         return engine_error(error)
 
+    @override
     def gather(
         self, gradient: tf.IndexedSlices, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
     ) -> tf.IndexedSlices:
-        """See :class:`ListBinding`."""
         with _on(self._device_sparse):
             values = self._of_average(gradient.values, process_set) if op is ReduceOp.AVERAGE else gradient.values
             # In one group, so that no rank has the values of one step and the indices of another.
@@ -103,8 +104,8 @@ class TensorFlowLists(ListBinding):
             values, indices = _grouped_allgather(both, f"{name}.slices", False, process_set, roster=roster)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
+    @override
     def share(self, gradient: Any, process_set: ProcessSet) -> Any:
-        """See :class:`ListBinding`."""
         if isinstance(gradient, tf.IndexedSlices):
             values = self._of_average(gradient.values, process_set)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

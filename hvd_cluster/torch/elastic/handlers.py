@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from collectives.api import override
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.ops.structures import mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -22,47 +23,47 @@ class ModelStateHandler(SnapshotHandler):
 
     value: torch.nn.Module
 
+    @override
     def light(self) -> dict[str, Any]:
-        """See :class:`Part`."""
         values = self.value.state_dict(keep_vars=True).items()
         return {name: _cloned(value) for name, value in values if not isinstance(value, torch.nn.Parameter)}
 
+    @override
     def put_light(self, light: dict[str, Any]) -> None:
-        """See :class:`Part`."""
         if light:
             self.value.load_state_dict(copy.deepcopy(light), strict=False)
 
+    @override
     def heavy(self, earlier: list[torch.Tensor] | None) -> list[torch.Tensor]:
-        """See :class:`Part`."""
         tensors = [parameter.detach() for parameter in self.value.parameters()]
         if earlier is None or not _fit(earlier, tensors):
             return [tensor.clone() for tensor in tensors]
         torch._foreach_copy_(earlier, tensors)
         return earlier
 
+    @override
     def put_heavy(self, heavy: list[torch.Tensor]) -> None:
-        """See :class:`Part`."""
         torch._foreach_copy_([parameter.detach() for parameter in self.value.parameters()], heavy)
 
+    @override
     def versions(self) -> int:
-        """See :class:`Part`."""
         return sum([parameter._version for parameter in self.value.parameters()])
 
+    @override
     def layout(self) -> list[tuple[str, str]]:
-        """See :class:`Part`."""
         return [(name, _description(parameter)) for name, parameter in self.value.named_parameters()]
 
+    @override
     def share(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         broadcast_parameters(list(self.value.named_parameters()), root_rank)
         self.share_light(root_rank)
 
+    @override
     def share_light(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         self.share_structure("buffers", root_rank)
 
+    @override
     def forget(self) -> None:
-        """See :class:`Part`."""
         _drop_gradients(self.value.parameters())
 
 
@@ -71,30 +72,30 @@ class OptimizerStateHandler(SnapshotHandler):
 
     value: torch.optim.Optimizer
 
+    @override
     def light(self) -> list[dict[str, Any]]:
-        """See :class:`Part`."""
         return [
             {name: _cloned(value) for name, value in group.items() if name != "params"}
             for group in self.value.param_groups
         ]
 
+    @override
     def put_light(self, light: list[dict[str, Any]]) -> None:
-        """See :class:`Part`."""
         for group, saved in zip(self.value.param_groups, copy.deepcopy(light), strict=False):
             group.update(saved)
 
+    @override
     def heavy(self, earlier: dict[Any, Any] | None) -> dict[Any, Any]:
-        """See :class:`Part`."""
         earlier = earlier or {}
         return {key: _copied(state, earlier.get(key)) for key, state in self.value.state.items()}
 
+    @override
     def put_heavy(self, heavy: dict[Any, Any]) -> None:
-        """See :class:`Part`."""
         self.value.state.clear()
         self.value.state.update({key: mapped(state, _cloned) for key, state in heavy.items()})
 
+    @override
     def layout(self) -> list[tuple[str, str]]:
-        """See :class:`Part`."""
         kind = type(self.value).__name__
         return [
             (f"{kind} group {number} parameter {index}", _description(parameter))
@@ -102,16 +103,16 @@ class OptimizerStateHandler(SnapshotHandler):
             for index, parameter in enumerate(group)
         ]
 
+    @override
     def share(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         broadcast_optimizer_state(self.value, root_rank)
 
+    @override
     def share_light(self, root_rank: int) -> None:
-        """See :class:`Part`."""
         self.share_structure("options", root_rank)
 
+    @override
     def forget(self) -> None:
-        """See :class:`Part`."""
         discard = getattr(self.value, "_discard", None)
         if discard is not None:
             discard()

@@ -68,7 +68,7 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 def backward_of_group(
     gradients: Sequence[torch.Tensor], backward: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 ) -> tuple[torch.Tensor | None, ...]:
-    """See :func:`hvd_cluster.ops.backward.of_group`."""
+    """As :func:`hvd_cluster.ops.backward.of_group`."""
     return of_group(gradients, lambda gradient: gradient.is_floating_point() or gradient.is_complex(), backward)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from collectives.api import Operation, ReduceOp
+from collectives.api import Operation, ReduceOp, override
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.binding import Binding, DifferenceBinding, Tensors
 from hvd_cluster.gradients.buckets import Size
@@ -71,23 +71,23 @@ class TorchTensors(Tensors[torch.Tensor]):
     """The operations that both kinds of distributed optimizers need."""
 
     @staticmethod
+    @override
     def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-        """See :class:`Binding`."""
         return parameter.grad
 
     @staticmethod
+    @override
     def is_trained(parameter: torch.Tensor) -> bool:
-        """See :class:`Binding`."""
         return parameter.requires_grad
 
     @staticmethod
+    @override
     def wait(handle: Handle | HandleGroup) -> Any:
-        """See :class:`Binding`."""
         return synchronize(handle)
 
     @staticmethod
+    @override
     def unrecorded() -> torch.no_grad:
-        """See :class:`Binding`."""
         return torch.no_grad()
 
 
@@ -95,41 +95,41 @@ class TorchDifferences(TorchTensors, DifferenceBinding[torch.Tensor]):
     """For optimizers with op=Adasum."""
 
     @staticmethod
+    @override
     def start_group(
         tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
     ) -> HandleGroup:
-        """See :class:`Binding`."""
         return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
 
     @staticmethod
+    @override
     def snapshot(parameter: torch.Tensor) -> torch.Tensor:
-        """See :class:`DifferenceBinding`."""
         return parameter.detach().clone()
 
     @staticmethod
+    @override
     def difference(parameter: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """See :class:`DifferenceBinding`."""
         return parameter - start
 
     @staticmethod
+    @override
     def move(parameter: torch.Tensor, start: torch.Tensor, change: torch.Tensor) -> None:
-        """See :class:`DifferenceBinding`."""
         parameter.copy_(start.add_(change))
 
     @staticmethod
+    @override
     def restore(parameter: torch.Tensor, start: torch.Tensor) -> None:
-        """See :class:`DifferenceBinding`."""
         parameter.copy_(start)
 
     @staticmethod
+    @override
     def is_finite(gradient: torch.Tensor) -> bool:
-        """See :class:`DifferenceBinding`."""
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
         return bool(values.isfinite().all())
 
     @staticmethod
+    @override
     def spoil(gradient: torch.Tensor) -> None:
-        """See :class:`DifferenceBinding`."""
         with torch.no_grad():
             gradient.mul_(torch.inf)
 
@@ -157,67 +157,67 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
         self._spares = Spares()
 
     @staticmethod
+    @override
     def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """See :class:`Binding`."""
         parameter.grad = gradient
 
     @staticmethod
+    @override
     def set_zeros(parameter: torch.Tensor) -> None:
-        """See :class:`Binding`."""
         parameter.grad = torch.zeros_like(parameter)
 
     @staticmethod
+    @override
     def state(parameter: torch.Tensor) -> tuple[object, int]:
-        """See :class:`Binding`."""
         gradient = parameter.grad
         return (None, 0) if gradient is None else (weakref.ref(gradient), gradient._version)
 
     @staticmethod
+    @override
     def size(tensor: torch.Tensor) -> Size:
-        """See :class:`Binding`."""
         return Size(tensor.numel() * tensor.element_size(), (tensor.dtype, tensor.device))
 
     @staticmethod
+    @override
     def count(parameter: torch.Tensor) -> int:
-        """See :class:`Binding`."""
         return parameter.numel()
 
     @staticmethod
+    @override
     def sparse_dimensions(gradient: torch.Tensor) -> int | None:
-        """See :class:`Binding`."""
         return gradient.sparse_dim() if gradient.is_sparse else None
 
     @staticmethod
+    @override
     def to_sparse(gradient: torch.Tensor, dimensions: int) -> torch.Tensor:
-        """See :class:`Binding`."""
         return gradient.to_sparse(dimensions)
 
     @staticmethod
+    @override
     def to_dense(gradient: torch.Tensor) -> torch.Tensor:
-        """See :class:`Binding`."""
         return gradient.to_dense()
 
     @staticmethod
+    @override
     def pack(gradients: Sequence[torch.Tensor], earlier: Any) -> TorchPack:
-        """See :class:`Binding`."""
         shapes = [gradient.shape for gradient in gradients]
         pack = earlier if earlier is not None and earlier.shapes == shapes else TorchPack(gradients)
         pack.fill(gradients)
         return pack
 
     @staticmethod
+    @override
     def outgoing(gradient: torch.Tensor) -> torch.Tensor:
-        """See :class:`Binding`."""
         return gradient.clone() if is_shared(gradient) else gradient
 
     @staticmethod
+    @override
     def hold(gradient: torch.Tensor) -> torch.Tensor:
-        """See :class:`Binding`."""
         return hold(gradient._values() if gradient.is_sparse else gradient)
 
     @staticmethod
+    @override
     def is_unchanged(gradient: torch.Tensor, held: torch.Tensor) -> bool:
-        """See :class:`Binding`."""
         return is_unchanged(gradient._values() if gradient.is_sparse else gradient, held)
 
     def incoming(self, gradient: torch.Tensor, combined: torch.Tensor) -> None:
@@ -233,30 +233,30 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
             gradient.copy_(combined.reshape(gradient.shape))
 
     @staticmethod
+    @override
     def placeholder(parameter: torch.Tensor) -> torch.Tensor:
-        """See :class:`Binding`."""
         return parameter.new_empty((0,) * (parameter.dim() + 1))
 
     @staticmethod
+    @override
     def marker() -> torch.Tensor:
-        """See :class:`Binding`."""
         return torch.zeros((), dtype=torch.uint8)
 
+    @override
     def start(self, tensor: torch.Tensor, name: str, process_set: ProcessSet, fields: Mapping[str, Any]) -> Handle:
-        """See :class:`Binding`."""
         return start(Operation.ALLREDUCE, self._spares.operand, tensor, name, process_set, **fields)
 
+    @override
     def start_group(
         self, tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
     ) -> HandleGroup:
-        """See :class:`Binding`."""
         return start_group(Operation.ALLREDUCE, self._spares.operand, tensors, tuple, name, process_set, **fields)
 
     @staticmethod
+    @override
     def start_sparse(
         gradient: torch.Tensor, name: str, factor: float, op: ReduceOp, process_set: ProcessSet
     ) -> Callable[[], torch.Tensor]:
-        """See :class:`Binding`."""
         is_scaled = factor != 1.0
         finish = sparse_allreduce_async(gradient / factor if is_scaled else gradient, name, op, process_set)
 
@@ -265,8 +265,8 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
 
         return combined
 
+    @override
     def watch(self, parameter: torch.Tensor) -> Callable[[], None]:
-        """See :class:`Binding`."""
         method = self._on_gradient
 
         def hook(parameter: torch.Tensor) -> None:

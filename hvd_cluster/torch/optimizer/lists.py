@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from collectives.api import Operation, ReduceOp
+from collectives.api import Operation, ReduceOp, override
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding, Shipment
@@ -24,58 +24,59 @@ class TorchLists(ListBinding):
     """All tensors are started before the first is waited for. Gradients are combined in place."""
 
     @staticmethod
+    @override
     def kind(gradient: torch.Tensor) -> Hashable:
-        """See :class:`ListBinding`."""
         return gradient.dtype, gradient.device
 
     @staticmethod
+    @override
     def is_sparse(gradient: torch.Tensor) -> bool:
-        """See :class:`ListBinding`."""
         return gradient.is_sparse
 
     @staticmethod
+    @override
     def to_dense(gradient: torch.Tensor, target: Target) -> torch.Tensor:
-        """See :class:`ListBinding`."""
         return gradient.to_dense()
 
     @staticmethod
+    @override
     def zeros(target: Target, like: torch.Tensor | None) -> torch.Tensor:
-        """See :class:`ListBinding`. A variable of Keras has its dtype by name."""
+        """A variable of Keras has its dtype by name."""
         dtype = target.dtype if isinstance(target.dtype, torch.dtype) else getattr(torch, str(target.dtype))
         device = "cpu" if like is None else like.device
         return torch.zeros(target.shape or (), dtype=dtype, device=device)
 
     @staticmethod
+    @override
     def pack(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """See :class:`ListBinding`."""
         return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
     @staticmethod
+    @override
     def unpack(packed: torch.Tensor, targets: Sequence[Target]) -> Sequence[torch.Tensor]:
-        """See :class:`ListBinding`."""
         shapes = [target.shape or () for target in targets]
         parts = packed.split_with_sizes([prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     @staticmethod
+    @override
     def allreduce(
         shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
     ) -> Sequence[Sequence[torch.Tensor]]:
-        """See :class:`ListBinding`."""
         with torch.no_grad():
             results = run_all(partial(_started, shipment, process_set, fields) for shipment in shipments)
         return [[result] if shipment.is_alone else result for shipment, result in zip(shipments, results, strict=True)]
 
     @staticmethod
+    @override
     def gather(
         gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
     ) -> torch.Tensor:
-        """See :class:`ListBinding`."""
         return sparse_allreduce_async(gradient, name, op, process_set)()
 
     @staticmethod
+    @override
     def share(gradient: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
-        """See :class:`ListBinding`."""
         return gradient / (process_set.size() or 1)
 
 

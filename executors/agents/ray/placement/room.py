@@ -128,21 +128,17 @@ class ClusterRoom:
         self._shape = shape
 
     def slots(self, shares: Mapping[str, Share], before: Mapping[str, int]) -> dict[str, int]:
-        """See :class:`Room`."""
         cluster = cluster_now().with_labels(self._shape.label_selector or {})
         return slots(cluster, self._shape.worker, shares, before)
 
     def has_free(self, node: str) -> bool:
-        """See :class:`Room`."""
         found = cluster_now().nodes.get(node)
         return found is not None and fits(self._shape.worker, found.free) > 0
 
     def place(self, node: str, taken: Sequence[int]) -> WorkerPlace:
-        """See :class:`Room`."""
         return WorkerPlace(NodeAffinitySchedulingStrategy(node, soft=False))
 
     def shortage(self, count: int) -> str:
-        """See :class:`Room`."""
         return explain(replace(self._shape, num_workers=count), cluster_state())
 
 
@@ -174,20 +170,16 @@ class GroupRoom:
         ]
 
     def slots(self, shares: Mapping[str, Share], before: Mapping[str, int]) -> dict[str, int]:
-        """See :class:`Room`."""
         return slots_in(self.bundles(), self._shape.worker, shares, before)
 
     def has_free(self, node: str) -> bool:
-        """See :class:`Room`."""
         return any(fits(self._shape.worker, bundle.free) for bundle in self.bundles() if bundle.node == node)
 
     def place(self, node: str, taken: Sequence[int]) -> WorkerPlace:
-        """See :class:`Room`."""
         bundle = bundle_for(self.bundles(), self._shape.worker, node, taken)
         return WorkerPlace(PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle), bundle)
 
     def shortage(self, count: int) -> str:
-        """See :class:`Room`."""
         bundles, need = self.bundles(), self._shape.worker
         free = sum(fits(need, bundle.free) for bundle in bundles)
         return (

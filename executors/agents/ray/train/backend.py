@@ -20,6 +20,7 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
 
+from collectives.api import override
 from executors.agents.ray.metrics import export_metrics
 from executors.agents.ray.placement.nodes import NodePlace
 from executors.agents.ray.train.last_report import Deliveries
@@ -50,17 +51,17 @@ class JobConfig(BackendConfig):
     around: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @property
+    @override
     def backend_cls(self) -> type[Backend]:
-        """See :class:`ray.train.backend.BackendConfig`."""
         return ReplacingBackend if self.elastic else JobBackend
 
     @property
+    @override
     def train_func_context(self) -> Callable[[], AbstractContextManager[object]]:
-        """See :class:`ray.train.backend.BackendConfig`."""
         return self.around
 
+    @override
     def to_dict(self) -> dict[str, Any]:
-        """See :class:`ray.train.backend.BackendConfig`."""
         return {"nics": list(self.nics), "elastic": self.elastic}
 
 

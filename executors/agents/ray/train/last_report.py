@@ -26,6 +26,7 @@ from ray.train import Checkpoint, UserCallback
 # Ray Train lifts it itself where it replaces a worker, but has no public name for that.
 from ray.train.v2._internal.execution.context import TrainContext, get_train_context
 
+from collectives.api import override
 from executors.agents.ray.train.succession import Delivered
 from executors.driver.worlds import LastReport
 
@@ -47,8 +48,8 @@ class Deliveries(UserCallback):
     listener: Callable[[Delivered], None] | None = None
     """Of the process: Ray Train unpickles callback and backend one by one, so nothing else is common to both."""
 
+    @override
     def after_report(self, run_context: object, metrics: Sequence[object], checkpoint: Checkpoint | None) -> None:
-        """See :class:`ray.train.UserCallback`."""
         if Deliveries.listener is not None:
             path = "" if checkpoint is None else checkpoint.path
             Deliveries.listener(Delivered(tuple(map(digest, metrics)), path))

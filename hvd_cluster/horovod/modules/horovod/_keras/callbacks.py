@@ -17,16 +17,16 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallbackImpl(WithBackend, callbacks.BroadcastGlobalVariablesCallback):
-    """See :class:`hvd_cluster.keras.callbacks.BroadcastGlobalVariablesCallback`."""
+    """A :class:`hvd_cluster.keras.callbacks.BroadcastGlobalVariablesCallback`."""
 
 
 class MetricAverageCallbackImpl(WithBackend, callbacks.MetricAverageCallback):
-    """See :class:`hvd_cluster.keras.callbacks.MetricAverageCallback`."""
+    """A :class:`hvd_cluster.keras.callbacks.MetricAverageCallback`."""
 
 
 class LearningRateScheduleCallbackImpl(WithBackend, callbacks.LearningRateScheduleCallback):
-    """See :class:`hvd_cluster.keras.callbacks.LearningRateScheduleCallback`."""
+    """A :class:`hvd_cluster.keras.callbacks.LearningRateScheduleCallback`."""
 
 
 class LearningRateWarmupCallbackImpl(WithBackend, callbacks.LearningRateWarmupCallback):
-    """See :class:`hvd_cluster.keras.callbacks.LearningRateWarmupCallback`."""
+    """A :class:`hvd_cluster.keras.callbacks.LearningRateWarmupCallback`."""

@@ -9,12 +9,12 @@ __all__ = ["CommitStateCallbackImpl", "UpdateBatchStateCallbackImpl", "UpdateEpo
 
 
 class CommitStateCallbackImpl(WithBackend, elastic.CommitStateCallback):
-    """See :class:`hvd_cluster.keras.elastic.CommitStateCallback`."""
+    """A :class:`hvd_cluster.keras.elastic.CommitStateCallback`."""
 
 
 class UpdateBatchStateCallbackImpl(WithBackend, elastic.UpdateBatchStateCallback):
-    """See :class:`hvd_cluster.keras.elastic.UpdateBatchStateCallback`."""
+    """An :class:`hvd_cluster.keras.elastic.UpdateBatchStateCallback`."""
 
 
 class UpdateEpochStateCallbackImpl(WithBackend, elastic.UpdateEpochStateCallback):
-    """See :class:`hvd_cluster.keras.elastic.UpdateEpochStateCallback`."""
+    """An :class:`hvd_cluster.keras.elastic.UpdateEpochStateCallback`."""

@@ -54,27 +54,27 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """See :mod:`hvd_cluster.core.features`."""
+    """As :func:`hvd_cluster.core.features.mpi_built`."""
     return features.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """See :mod:`hvd_cluster.core.features`."""
+    """As :func:`hvd_cluster.core.features.gloo_built`."""
     return features.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """See :mod:`hvd_cluster.core.features`."""
+    """As :func:`hvd_cluster.core.features.nccl_built`."""
     return features.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """See :mod:`hvd_cluster.core.features`."""
+    """As :func:`hvd_cluster.core.features.ddl_built`."""
     return features.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """See :mod:`hvd_cluster.core.features`."""
+    """As :func:`hvd_cluster.core.features.ccl_built`."""
     return features.ccl_built()
 
 
