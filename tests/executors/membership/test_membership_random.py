@@ -66,7 +66,7 @@ class Cluster:
         assert len(on_host) <= self.slots[action.host]
         assert not self.is_finishing
 
-    def _stop(self, action: StopWorker):
+    def _stopworker(self, action: StopWorker):
         assert action.worker not in self.trained
         del self.alive[action.worker]
 
