@@ -1,33 +1,9 @@
 """All collectives, in Horovod's module of this name."""
 
 from collectives.api import HorovodInternalError
-from hvd_cluster.core.basics import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
-from hvd_cluster.core.features import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from hvd_cluster.core.observation import start_timeline, stop_timeline
-from hvd_cluster.core.process_sets import ProcessSet, global_process_set
-from hvd_cluster.ops.arguments import Adasum, Average, Max, Min, Product, Sum
+from hvd_cluster import names as _names
+from hvd_cluster.names import *  # noqa: F403
+from hvd_cluster.ops.arguments import Max, Min, Product
 from hvd_cluster.tensorflow.errors import TEXT as _TEXT
 from hvd_cluster.tensorflow.kernels import table as _table
 from hvd_cluster.tensorflow.native import error_texts as _error_texts
@@ -52,54 +28,28 @@ from hvd_cluster.tensorflow.operations.reducescatter import _reducescatter as _r
 from hvd_cluster.tensorflow.operations.reducescatter import grouped_reducescatter, reducescatter
 
 __all__ = [
-    "Adasum",
-    "Average",
     "HorovodInternalError",
     "Max",
     "Min",
-    "ProcessSet",
     "Product",
-    "Sum",
     "allgather",
     "allreduce",
     "alltoall",
     "barrier",
     "broadcast",
     "broadcast_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
-    "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += _names.__all__
 
 _table.make_all_known()
 _vectorization.refuse_all()

@@ -8,25 +8,22 @@ except ModuleNotFoundError as error:
     raise ImportError('hvd_cluster.torch needs PyTorch: pip install "hvd-cluster[torch]"') from error
 
 from collectives.backends.phases import register as _register_profiler
-from hvd_cluster.core.basics import add_process_set, remove_process_set
+from hvd_cluster import names as _names
 from hvd_cluster.core.features import check_extension
 from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
 from hvd_cluster.core.observation import count_samples, metrics
 from hvd_cluster.gradients.compression import GradientCompressor
+from hvd_cluster.names import *  # noqa: F403
 from hvd_cluster.ops.objects import allgather_object, broadcast_object
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch import kernels as _kernels
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvd_cluster.torch.mpi_ops import (
-    Adasum,
-    Average,
     HorovodInternalError,
     Max,
     Min,
-    ProcessSet,
     Product,
-    Sum,
     allgather,
     allgather_async,
     allreduce,
@@ -40,14 +37,6 @@ from hvd_cluster.torch.mpi_ops import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
@@ -56,45 +45,25 @@ from hvd_cluster.torch.mpi_ops import (
     grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
-    init,
-    is_homogeneous,
-    is_initialized,
     join,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
     poll,
-    rank,
     reducescatter,
     reducescatter_async,
-    rocm_built,
-    shutdown,
-    size,
     sparse_allreduce_async,
-    start_timeline,
-    stop_timeline,
     synchronize,
 )
 from hvd_cluster.torch.optimizer import DistributedOptimizer
 from hvd_cluster.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "DistributedOptimizer",
     "GradientCompressor",
     "HorovodInternalError",
     "Max",
     "Min",
-    "ProcessSet",
     "Product",
-    "Sum",
     "SyncBatchNorm",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -112,17 +81,9 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
     "check_extension",
     "count_samples",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -131,30 +92,15 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
     "metrics",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
+__all__ += _names.__all__
 
 _kernels.register()
 _profiler = _torch.autograd.profiler  # looked up once: the engine asks before each operation

@@ -1,33 +1,9 @@
 """All collectives, in Horovod's module of this name: ``from horovod.torch.mpi_ops import allreduce_async_``."""
 
 from collectives.api import HorovodInternalError
-from hvd_cluster.core.basics import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
-from hvd_cluster.core.features import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from hvd_cluster.core.observation import start_timeline, stop_timeline
-from hvd_cluster.core.process_sets import ProcessSet, global_process_set
-from hvd_cluster.ops.arguments import Adasum, Average, Max, Min, Product, Sum
+from hvd_cluster import names as _names
+from hvd_cluster.names import *  # noqa: F403
+from hvd_cluster.ops.arguments import Max, Min, Product
 from hvd_cluster.ops.handles import Handle, HandleGroup
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import (
@@ -70,8 +46,6 @@ from hvd_cluster.torch.operations.reducescatter import (
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "Handle",
     "HandleGroup",
@@ -86,9 +60,7 @@ __all__ = [
     "HorovodReducescatter",
     "Max",
     "Min",
-    "ProcessSet",
     "Product",
-    "Sum",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -102,14 +74,6 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -118,25 +82,11 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
+__all__ += _names.__all__
