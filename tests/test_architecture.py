@@ -133,6 +133,28 @@ def test_arrows_only_point_downwards():
     assert not _where(wrong)
 
 
+FOLDERS = {
+    "collectives": ["controller", "stalls", "net", "store", "handshake", "kernels", "backends", "engine", "observe"],
+    "executors": ["membership", "job", "driver", "launchers", "agents"],
+    "hvd_cluster": ["core", "ops", "comparison", "gradients", "elastic", "graphs", "torch"],
+}
+"""The folders of a layer, each of which may import itself and those before it. Others are not in this order."""
+
+
+@pytest.mark.parametrize("layer", FOLDERS)
+def test_arrows_between_folders_only_point_downwards(layer):
+    order = FOLDERS[layer]
+    wrong = [
+        each
+        for each in _imports()
+        if (folder := each.path.split("/")[1]) in order
+        and each.module.startswith(f"{layer}.")
+        and (other := each.module.split(".")[1]) in order
+        and order.index(other) > order.index(folder)
+    ]
+    assert not _where(wrong)
+
+
 def test_imports_of_ours_are_absolute():
     assert not _where(each for each in _imports() if each.module.startswith("."))
 
