@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 from collectives.api import LONGEST_SECONDS, SettingsError, Timeouts, Topology, World
@@ -435,3 +436,9 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
         return text.lower()
 
     return parse
+
+
+try:
+    VERSION = version("hvd-cluster")
+except PackageNotFoundError:  # a source tree that was never installed
+    VERSION = "0.1.0"

@@ -16,7 +16,7 @@ from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
 from collectives.net.attempts import attempts
 from collectives.store.client import RendezvousClient
 from executors.api import ExecutorError, JobSecret, StartTimeoutError
-from hvd_cluster.data.compute import names
+from hvd_cluster.data.compute import presence
 from hvd_cluster.data.compute.presence import Presence
 
 __all__ = ["ComputeClient"]
@@ -62,11 +62,11 @@ class ComputeClient:
         Raises IndexError if there is no dispatcher of that number, ValueError if it has another address already.
         """
         with self._calling(dispatcher_id) as store:
-            if store.add(names.claims(dispatcher_id), 1) == 1:
-                store.set(names.address(dispatcher_id), dispatcher_address.encode())
+            if store.add(presence.claims(dispatcher_id), 1) == 1:
+                store.set(presence.address(dispatcher_id), dispatcher_address.encode())
                 logger.log(self._level, "dispatcher %d serves at %s", dispatcher_id, dispatcher_address)
                 return
-            known = store.get(names.address(dispatcher_id), CLAIM_SECONDS).decode()
+            known = store.get(presence.address(dispatcher_id), CLAIM_SECONDS).decode()
         if known != dispatcher_address:
             raise ValueError(
                 f"dispatcher {dispatcher_id} is registered at {known} already, so not at {dispatcher_address}; "
@@ -79,16 +79,16 @@ class ComputeClient:
         Raises IndexError if there is no dispatcher of that number, StartTimeoutError after ``timeout`` seconds.
         """
         with self._calling(dispatcher_id, f"dispatcher {dispatcher_id} has not registered", timeout) as store:
-            return store.get(names.address(dispatcher_id), timeout).decode()
+            return store.get(presence.address(dispatcher_id), timeout).decode()
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
         """Say that the worker ``worker_id`` works for the dispatcher; twice changes nothing. Raises IndexError."""
         with self._calling(dispatcher_id) as store:
-            if store.add(names.worker(dispatcher_id, worker_id), 1) > 1:
+            if store.add(presence.worker(dispatcher_id, worker_id), 1) > 1:
                 return
             logger.log(self._level, "worker %d serves for dispatcher %d", worker_id, dispatcher_id)
-            if store.add(names.workers(dispatcher_id), 1) == self._plan().workers_per_dispatcher:
-                store.set(names.complete(dispatcher_id), b"")
+            if store.add(presence.workers(dispatcher_id), 1) == self._plan().workers_per_dispatcher:
+                store.set(presence.complete(dispatcher_id), b"")
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
         """Wait for all workers of the dispatcher.
@@ -97,25 +97,25 @@ class ComputeClient:
         """
         text = f"dispatcher {dispatcher_id} has not all of its workers"
         with self._calling(dispatcher_id, text, timeout) as store:
-            store.get(names.complete(dispatcher_id), timeout)
+            store.get(presence.complete(dispatcher_id), timeout)
 
     def enter(self, dispatcher_id: int) -> None:
         """Count this process as a reader of the dispatcher until :meth:`leave`. Raises IndexError."""
         with self._calling(dispatcher_id) as store:
-            store.add(names.users(dispatcher_id), 1)
+            store.add(presence.users(dispatcher_id), 1)
 
     def leave(self, dispatcher_id: int) -> bool:
         """Whether this process was the last reader of the dispatcher. Raises IndexError."""
         with self._calling(dispatcher_id) as store:
-            is_last = store.add(names.users(dispatcher_id), -1) == 0
+            is_last = store.add(presence.users(dispatcher_id), -1) == 0
             if is_last:
-                store.set(names.free(dispatcher_id), b"")
+                store.set(presence.free(dispatcher_id), b"")
             return is_last
 
     def wait_until_free(self, dispatcher_id: int, timeout: float) -> None:
         """Wait for the last reader to leave. Raises IndexError, StartTimeoutError after ``timeout`` seconds."""
         with self._calling(dispatcher_id, f"others still read from dispatcher {dispatcher_id}", timeout) as store:
-            store.get(names.free(dispatcher_id), timeout)
+            store.get(presence.free(dispatcher_id), timeout)
 
     @contextmanager
     def present(self, name: str, silence: float) -> Iterator[None]:
@@ -137,7 +137,7 @@ class ComputeClient:
     def shutdown(self) -> None:
         """End the data service: all that wait for its end go on."""
         with self._calling() as store:
-            store.set(names.END, b"")
+            store.set(presence.END, b"")
 
     def wait_for_shutdown(self, timeout: float | None = None) -> None:
         """Wait for the end of the data service; for ever with None, as long as the service can be reached.
@@ -147,7 +147,7 @@ class ComputeClient:
         """
         seconds = math.inf if timeout is None else timeout
         with self._calling(waiting="the data service has not ended", timeout=seconds) as store:
-            reason = store.get(names.END, seconds).decode()
+            reason = store.get(presence.END, seconds).decode()
         if reason:
             raise ExecutorError(f"the data service has failed: {reason}")
 
@@ -183,7 +183,7 @@ class ComputeClient:
 
     def _late(self, store: RendezvousClient, waiting: str, timeout: float) -> ExecutorError:
         try:
-            reason = store.get(names.END, 0.0).decode() or "it has ended"
+            reason = store.get(presence.END, 0.0).decode() or "it has ended"
         except (CollectiveTimeoutError, PeerLostError):
             return StartTimeoutError(f"{waiting} within {timeout:g} s; look at the log of the compute job")
         return ExecutorError(f"{waiting}, and never will: the data service does not run any more: {reason}")
@@ -217,7 +217,7 @@ class ComputeClient:
 
     def _ask(self, host: str, port: int, seconds: float) -> _Plan:
         with RendezvousClient(host, port, self._key, seconds) as client:
-            return _Plan(*msgpack.unpackb(client.get(names.PLAN, seconds)))
+            return _Plan(*msgpack.unpackb(client.get(presence.PLAN, seconds)))
 
     def _unreachable(self, problems: Mapping[str, Exception]) -> ExecutorError:
         tried = "; ".join(f"{where}: {error}" for where, error in problems.items())

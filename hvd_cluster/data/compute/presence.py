@@ -1,4 +1,4 @@
-"""Which processes of a compute service live: each holds a connection to the service, and sends a word now and then.
+"""The keys of the store in which a compute service keeps what it knows.
 
 The frames are those of :mod:`executors.job.connection`, so each proves that its sender knows the secret. A process that
 ends without a farewell, or that is silent for longer than it promised, is lost.
@@ -22,7 +22,60 @@ from executors.api import ExecutorError, JobSecret
 from executors.job.connection import LONGEST_HELLO, NONCE_BYTES, Frames, Opener, Sealer, admit, keys
 from executors.job.server import STOP_SECONDS, Reception, ServerThread, receive
 
-__all__ = ["Presence", "PresenceServer"]
+__all__ = [
+    "END",
+    "PLAN",
+    "Presence",
+    "PresenceServer",
+    "address",
+    "claims",
+    "complete",
+    "free",
+    "users",
+    "worker",
+    "workers",
+]
+
+PLAN = "plan"
+"""The numbers of dispatchers and of workers for each, and the port of the presence server."""
+END = "end"
+"""Empty after an orderly shutdown, else the reason of the end."""
+
+
+def claims(dispatcher: int) -> str:
+    """Counts the registrations of a dispatcher; the first of them sets the address."""
+    return f"dispatchers/{dispatcher}/claims"
+
+
+def address(dispatcher: int) -> str:
+    """The address of a dispatcher, ``host:port``."""
+    return f"dispatchers/{dispatcher}/address"
+
+
+def worker(dispatcher: int, number: int) -> str:
+    """Counts the registrations of one worker; only the first of them counts for all."""
+    return f"dispatchers/{dispatcher}/workers/{number}"
+
+
+def workers(dispatcher: int) -> str:
+    """Counts the workers of a dispatcher."""
+    return f"dispatchers/{dispatcher}/registered"
+
+
+def complete(dispatcher: int) -> str:
+    """Exists once a dispatcher has all its workers."""
+    return f"dispatchers/{dispatcher}/complete"
+
+
+def users(dispatcher: int) -> str:
+    """Counts the processes that read from a dispatcher."""
+    return f"dispatchers/{dispatcher}/users"
+
+
+def free(dispatcher: int) -> str:
+    """Exists once the last reader has left a dispatcher."""
+    return f"dispatchers/{dispatcher}/free"
+
 
 HELLO_SECONDS = 10.0
 READ_BYTES = 1 << 12

@@ -13,8 +13,7 @@ from collectives.api import CollectiveTimeoutError, SettingsError
 from collectives.net.interfaces import LOOPBACK, address_of, names
 from collectives.store.server import RendezvousServer, everywhere
 from executors.api import ExecutorError, JobSecret
-from hvd_cluster.data.compute.names import END, PLAN
-from hvd_cluster.data.compute.presence import PresenceServer
+from hvd_cluster.data.compute.presence import END, PLAN, PresenceServer
 
 __all__ = ["ComputeService"]
 

@@ -24,7 +24,7 @@ from executors.job.arguments import check_integer
 from hvd_cluster.spark.rows.columns import Column, ColumnNames, Selection, select
 from hvd_cluster.spark.rows.conversion import Array, Converter
 from hvd_cluster.spark.rows.elastic_shard import ElasticShard
-from hvd_cluster.spark.rows.epochs import open_epoch_log
+from hvd_cluster.spark.rows.loader import open_epoch_log
 from hvd_cluster.spark.rows.row_stream import Form, RowWriter, open_reader, open_writer
 from hvd_cluster.spark.rows.shard import Order, Shard, Source
 

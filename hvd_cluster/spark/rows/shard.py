@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.spark.rows.epochs import EpochLog
-from hvd_cluster.spark.rows.loader_worker import LoaderWorker, RowBatch, current_worker, introduce
+from hvd_cluster.spark.rows.loader import EpochLog, LoaderWorker, RowBatch, current_worker, introduce
 from hvd_cluster.spark.rows.order import Indices, Window, growing, mixed, own_batches
 from hvd_cluster.spark.rows.row_stream import ALIGNMENT, Form, RowReader
 
