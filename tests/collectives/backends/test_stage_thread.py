@@ -17,7 +17,7 @@ import atexit
 import sys
 
 sys.path[:0] = {paths!r}
-from tests.collectives.backends.test_beside import reduce_in_pipeline
+from tests.collectives.backends.test_stage_thread import reduce_in_pipeline
 
 atexit.register(reduce_in_pipeline)
 """
@@ -166,6 +166,6 @@ def reduce_in_pipeline():
 def test_a_pipeline_runs_while_the_interpreter_shuts_down():
     """Which is when the engine of a script that has ended runs what is still in flight."""
     here = Path(__file__).parent
-    script = SCRIPT.format(paths=[str(here.parents[1]), str(here)])
+    script = SCRIPT.format(paths=[str(here.parents[2]), str(here)])
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert result.stdout.count("4.0") == 4, result.stderr
