@@ -314,7 +314,8 @@ def made_by(call):
     made = Counter()
 
     def note(frame, event, _):
-        if event == "call" and frame.f_code.co_name != "recording":  # which asks for a profile, not for observers
+        # "recording" and its default ask for a profile, not for observers.
+        if event == "call" and frame.f_code.co_name not in ("recording", "<lambda>"):
             made[frame.f_code.co_filename.rpartition("/")[2]] += 1
 
     sys.setprofile(note)
