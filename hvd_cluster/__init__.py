@@ -9,7 +9,7 @@ require_neighbours()
 
 from collectives.api import HorovodInternalError, HostsUpdatedInterrupt  # noqa: E402
 from collectives.settings import VERSION as __version__  # noqa: E402
-from hvd_cluster.core.observation import count_samples, metrics  # noqa: E402
+from hvd_cluster.core.metrics import count_samples, metrics  # noqa: E402
 from hvd_cluster.function_job import run  # noqa: E402
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "count_samples", "metrics", "run"]

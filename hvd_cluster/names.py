@@ -13,6 +13,8 @@ from hvd_cluster.core.basics import (
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from hvd_cluster.core.features import (
     ccl_built,
@@ -26,7 +28,6 @@ from hvd_cluster.core.features import (
     nccl_built,
     rocm_built,
 )
-from hvd_cluster.core.observation import start_timeline, stop_timeline
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import Adasum, Average, Sum
 

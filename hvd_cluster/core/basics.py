@@ -349,7 +349,7 @@ def engine() -> Engine:
 
 
 def record(path: str, mark_cycles: bool) -> None:
-    """Begin a timeline in the file ``path`` of rank 0; see :func:`hvd_cluster.core.observation.start_timeline`."""
+    """Begin a timeline in the file ``path`` of rank 0; see :func:`start_timeline`."""
     with _process.lock:
         engine()
         _process.observers.recorder.start(path, mark_cycles)
@@ -361,6 +361,26 @@ def stop_recording() -> bool:
         running, was_recording = engine(), _process.observers.recorder.is_recording
         _process.observers.recorder.stop()
         return was_recording or running.topology.rank != 0
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Record the work of the ranks from now on, into the file ``file_path`` of rank 0, which is replaced.
+
+    All ranks call it; those that do not are not recorded. With ``mark_cycles`` each decision about the next batches is
+    marked. A call with the path that is recorded already does nothing; one with another path ends the recording
+    before. A file that cannot be written is logged, and training goes on. Raises InvalidRequestError for a path that
+    is none, NotInitializedError before ``init()``.
+    """
+    path = os.fspath(file_path) if isinstance(file_path, str | os.PathLike) else None
+    if not isinstance(path, str) or not path:
+        raise InvalidRequestError(f"start_timeline(file_path={file_path!r}) must be the path of a file")
+    record(path, bool(mark_cycles))
+
+
+def stop_timeline() -> None:
+    """Complete the file of the timeline. Raises NotInitializedError before ``init()``."""
+    if not stop_recording():
+        logger.warning("stop_timeline() does nothing: no timeline is recorded; start_timeline(path) begins one")
 
 
 def is_tuning() -> bool:

@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
 from hvd_cluster import names as _names
 from hvd_cluster.core.features import check_extension
 from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.core.observation import count_samples, metrics
+from hvd_cluster.core.metrics import count_samples, metrics
 from hvd_cluster.names import *  # noqa: F403
 from hvd_cluster.tensorflow import elastic
 from hvd_cluster.tensorflow import threads as _threads

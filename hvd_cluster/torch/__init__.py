@@ -11,7 +11,7 @@ from collectives.backends.phases import register as _register_profiler
 from hvd_cluster import names as _names
 from hvd_cluster.core.features import check_extension
 from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.core.observation import count_samples, metrics
+from hvd_cluster.core.metrics import count_samples, metrics
 from hvd_cluster.gradients.compression import GradientCompressor
 from hvd_cluster.names import *  # noqa: F403
 from hvd_cluster.ops.objects import allgather_object, broadcast_object

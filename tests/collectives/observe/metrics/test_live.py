@@ -16,7 +16,7 @@ from collectives.observe.metrics.meter import Meter, process_meter
 from collectives.store.memory import MemoryStore
 from hvd_cluster import run
 from hvd_cluster.core import basics
-from hvd_cluster.core.observation import start_timeline
+from hvd_cluster.core.basics import start_timeline
 from tests.collectives.engine.job import until
 from tests.live_page import link_file, looker
 

@@ -11,7 +11,7 @@ import pytest
 
 from collectives.api import NotInitializedError
 from hvd_cluster.core import basics
-from hvd_cluster.core.observation import start_timeline, stop_timeline
+from hvd_cluster.core.basics import start_timeline, stop_timeline
 from hvd_cluster.core.observers import Arrival
 from tests.collectives.engine.job import run, until
 from tests.collectives.observe.timeline import trace

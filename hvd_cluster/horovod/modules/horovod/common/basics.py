@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from hvd_cluster.core import basics, features, observation
+from hvd_cluster.core import basics, features
 from hvd_cluster.horovod.finder import STAND_IN
 from hvd_cluster.ops.arguments import Adasum, Average, Max, Min, Product, Sum
 
@@ -26,8 +26,8 @@ class HorovodBasics:
     local_size = staticmethod(basics.local_size)
     cross_rank = staticmethod(basics.cross_rank)
     cross_size = staticmethod(basics.cross_size)
-    start_timeline = staticmethod(observation.start_timeline)
-    stop_timeline = staticmethod(observation.stop_timeline)
+    start_timeline = staticmethod(basics.start_timeline)
+    stop_timeline = staticmethod(basics.stop_timeline)
     mpi_threads_supported = staticmethod(features.mpi_threads_supported)
     mpi_enabled = staticmethod(features.mpi_enabled)
     mpi_built = staticmethod(features.mpi_built)
