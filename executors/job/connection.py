@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from asyncio import StreamReader, StreamWriter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from executors.api import JobSecret
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter  # which a worker that only reads frames does not need
 
 
 class Frames:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from executors.launchers.broadcast import ByBroadcast
+from executors.launchers.broadcast import ByBroadcast, ByMpi
 from executors.launchers.known_ports import KnownPorts, Trust, ports_of
 from executors.launchers.place import Place, number, text
 from executors.launchers.rendezvous import Rendezvous
@@ -68,3 +68,19 @@ def _with_pmi(launcher: str, variable: str, rank: int, size: int, environment: M
     rendezvous = ByBroadcast(("mpi4py if in use", "pmi", "mpi4py"), size)
     node = text(environment, "SLURMD_NODENAME", "PMI_HOSTNAME")
     return Place(launcher, variable, rank, size, "mpirun", rendezvous, node=node)
+
+
+def place_among(members: Sequence[int], rank: int, node: str) -> Place:
+    """The place of the process with this ``rank`` in MPI.COMM_WORLD, one of ``members``, in the order of the job.
+
+    ``node`` is as in :class:`Place`.
+    """
+    return Place(
+        launcher="MPI",
+        variable="the size of its communicator",
+        rank=list(members).index(rank),
+        size=len(members),
+        job=f"MPI {','.join(map(str, members))}",
+        rendezvous=ByMpi(tuple(members)),
+        node=node,
+    )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from executors.launchers.broadcast import ByMpi
 from executors.launchers.rendezvous import Rendezvous
 
 
@@ -45,19 +44,3 @@ def number(environment: Mapping[str, str], *names: str) -> int | None:
     """The first of the variables ``names`` that is set, if that is a number of at least 0."""
     value = text(environment, *names)
     return int(value) if value.isascii() and value.isdigit() else None
-
-
-def place_among(members: Sequence[int], rank: int, node: str) -> Place:
-    """The place of the process with this ``rank`` in MPI.COMM_WORLD, one of ``members``, in the order of the job.
-
-    ``node`` is as in :class:`Place`.
-    """
-    return Place(
-        launcher="MPI",
-        variable="the size of its communicator",
-        rank=list(members).index(rank),
-        size=len(members),
-        job=f"MPI {','.join(map(str, members))}",
-        rendezvous=ByMpi(tuple(members)),
-        node=node,
-    )

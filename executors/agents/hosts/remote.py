@@ -33,8 +33,9 @@ from executors.agents.hosts.messages import (
 )
 from executors.agents.hosts.shell import RemoteShell, script
 from executors.agents.local.output import Lines, Sink, Sinks, SinkTable, Tail, TeeSink
+from executors.agents.local.python import search_path
 from executors.agents.local.supervisor import Ended, Event, Supervisor, WorkerStarted
-from executors.agents.local.work import WorkerPayload, search_path
+from executors.agents.local.work import WorkerPayload
 from executors.job.environment import packed, shared, startup
 from executors.job.job import Job, secret_variable
 

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from executors.agents.hosts.job import START_TIMEOUT_SECONDS, HostsJob, HostsOptions
 from executors.agents.local.processes import passed_on
+from executors.agents.local.python import search_path
 from executors.agents.local.supervisor import TEARDOWN_SECONDS, ended
-from executors.agents.local.work import CallWork, CommandWork, search_path
+from executors.agents.local.work import CallWork, CommandWork
 from executors.driver.driver import Driver
 from executors.driver.failures import Failure
 from executors.driver.outcome import Outcome

@@ -13,7 +13,7 @@ import sys
 
 import cloudpickle
 
-from executors.agents.local.work import forget_folder
+from executors.agents.local.python import forget_folder
 from executors.driver.outcome import observe
 from executors.job.connection import Frames
 

@@ -8,7 +8,7 @@ import pytest
 import hvd_cluster
 from executors.job import discovery
 from hvd_cluster import elastic
-from hvd_cluster.core import basics, observation
+from hvd_cluster.core import basics
 
 STAND_IN = f"hvd-cluster {hvd_cluster.__version__}, which stands in for Horovod here, does not have "
 pytestmark = pytest.mark.usefixtures("horovod_alias")
@@ -32,7 +32,7 @@ def test_the_functions_of_a_binding():
     with pytest.raises(AttributeError) as caught:
         own.MPI_LIB_CTYPES  # noqa: B018  the access is what is tested
     assert str(caught.value) == STAND_IN + "horovod.common.basics.HorovodBasics.MPI_LIB_CTYPES"
-    assert own.start_timeline is observation.start_timeline
+    assert own.start_timeline is basics.start_timeline
 
 
 def test_the_core_of_elastic_training():
