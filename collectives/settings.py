@@ -11,7 +11,6 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 from collectives.api import LONGEST_SECONDS, SettingsError, Timeouts, Topology, World
@@ -436,9 +435,3 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
         return text.lower()
 
     return parse
-
-
-try:
-    VERSION = version("hvd-cluster")
-except PackageNotFoundError:  # a source tree that was never installed
-    VERSION = "0.1.0"

@@ -23,8 +23,9 @@ from collectives.backends.registry import preload
 from collectives.engine.engine import Engine
 from collectives.net.attempts import ConnectAttempt
 from collectives.net.interfaces import LOOPBACK
-from collectives.settings import VERSION, Settings
+from collectives.settings import Settings
 from collectives.store.client import RendezvousClient
+from collectives.version import VERSION
 from executors.driver.member import PATIENCE_SECONDS, Member, WorkerIdentity
 from executors.driver.worlds import Answer, Published, Report, WorldCall
 

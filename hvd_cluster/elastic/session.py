@@ -19,7 +19,7 @@ from collectives.api import (
     World,
 )
 from collectives.observe.metrics.meter import process_meter
-from collectives.settings import VERSION
+from collectives.version import VERSION
 from executors.driver.failures import FailureKind, brief, kind_of_chain
 from executors.driver.worlds import Report
 from hvd_cluster.core import basics
