@@ -28,7 +28,7 @@ from hvd_cluster.core.features import (
 from hvd_cluster.core.observation import start_timeline, stop_timeline
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import Adasum, Average, Max, Min, Product, Sum
-from hvd_cluster.ops.handles import Handle, HandleGroup
+from hvd_cluster.ops.submission import Handle, HandleGroup
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import (
     HorovodAllgather,
