@@ -36,7 +36,7 @@ from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.diagnose.trial import BY_MPIRUN, DEFAULT
 from hvd_cluster.ops.arrays import in_place
-from hvd_cluster.ops.operands import run as run_operation
+from hvd_cluster.ops.submission import run as run_operation
 from tests.namespaces import ENTER_HOST, HOSTS, RATE, Network, Unavailable
 
 MARKS = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"

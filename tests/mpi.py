@@ -19,7 +19,7 @@ from collectives.api import Operation, ReduceOp
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import global_process_set
 from hvd_cluster.ops.arrays import in_place
-from hvd_cluster.ops.operands import run
+from hvd_cluster.ops.submission import run
 basics.init()
 numbers = numpy.array([basics.rank() + 1.0])
 run(Operation.ALLREDUCE, in_place, numbers, "numbers", global_process_set, op=ReduceOp.SUM)

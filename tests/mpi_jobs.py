@@ -12,7 +12,7 @@ from hvd_cluster.core import basics, features
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arrays import in_place
 from hvd_cluster.ops.objects import allgather_object
-from hvd_cluster.ops.operands import run
+from hvd_cluster.ops.submission import run
 
 
 def mpi():

@@ -57,18 +57,6 @@ class _Lease:
         self._give_back(self._block)
 
 
-class _Range:
-    """``nbytes`` from ``address``, in NumPy's words."""
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {"data": (address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
-
-
-def at(address: int, nbytes: int) -> Bytes:
-    """The ``nbytes`` from ``address``, which belong to the caller, to read only."""
-    return np.asarray(_Range(address, nbytes))
-
-
 class ResultMemory:
     """Hands out arrays. Any thread may call it.
 

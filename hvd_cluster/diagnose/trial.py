@@ -25,7 +25,7 @@ from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.ops.arrays import in_place
 from hvd_cluster.ops.objects import described
-from hvd_cluster.ops.operands import run as run_operation
+from hvd_cluster.ops.submission import run as run_operation
 
 RANKS = 2
 COUNT = 1 << 18

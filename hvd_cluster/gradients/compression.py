@@ -124,6 +124,9 @@ class GradientCompressor(ABC):
     repeatable = False
     """Whether its state stays the same until it has received the result of its last round. Then its gradients travel
     during backward: the rounds begin again if the script changes a gradient before the step."""
+    is_identity = False
+    """Whether the gradient itself travels, in one round, and its combination is the result: then nobody has to call
+    :meth:`rounds`."""
 
     @abstractmethod
     def rounds(self, gradient: Tensor) -> Rounds:
@@ -159,6 +162,7 @@ class _Stateless(GradientCompressor):
         self._compressor = compressor
         self._decompress_into = _writer(compressor)
         self.elementwise = bool(getattr(compressor, "elementwise", False))
+        self.is_identity = compressor is NoneCompressor
 
     def rounds(self, gradient: Tensor) -> Rounds:
         return self.rounds_beside(gradient, gradient)

@@ -64,10 +64,10 @@ def choose(proposals: Sequence[Proposal]) -> int | None:
 
 
 class Claim:
-    """The number of one optimizer; None before its first use."""
+    """The ``number`` of one optimizer, None before its first use; ``prefix`` is that of the names of its tensors."""
 
     def __init__(self, rivals: DuplicateNames, member: OptimizerEntry) -> None:
-        self.number: int | None = None
+        self._set_number(None)
         self.is_agreed = False
         self.member = member
         self._rivals = rivals
@@ -79,12 +79,12 @@ class Claim:
         """Numbers of earlier worlds than ``world`` do not count, those of rivals included: newcomers know none."""
         for each in (self, *self._rivals.of(self)):
             if each._world is None or each._world() is not world:
-                each.number, each.is_agreed, each._world = None, False, weakref.ref(world)
+                each._set_number(None)
+                each.is_agreed, each._world = False, weakref.ref(world)
 
-    @property
-    def prefix(self) -> str:
-        """The prefix of the names of its tensors."""
-        return f"optimizer{self.number}." if self.number else ""
+    def _set_number(self, number: int | None) -> None:
+        self.number = number
+        self.prefix = f"optimizer{number}." if number else ""
 
     @property
     def has_rivals(self) -> bool:
@@ -113,17 +113,19 @@ class Claim:
         """The number of this optimizer, or the next above those of its rivals."""
         others = [each for each in self._rivals.of(self) if each.number is not None]
         if self.number is None:
-            self.number = max((each.number or 0 for each in others), default=-1) + 1
+            self._set_number(max((each.number or 0 for each in others), default=-1) + 1)
         busy = {each.number or 0 for each in others if each.member.is_busy()}
         bits = sum(1 << number for number in busy if number <= LARGEST_BUSY)
-        return Proposal(self.number, self.is_agreed, bits, self.place)
+        return Proposal(self.number or 0, self.is_agreed, bits, self.place)
 
     def adopt(self, number: int) -> None:
         """All ranks have agreed on ``number``; a rival that has it gets another one with its next step."""
         for each in self._rivals.of(self):
             if each.number == number:
-                each.number, each.is_agreed = None, False
-        self.number, self.is_agreed = number, True
+                each._set_number(None)
+                each.is_agreed = False
+        self._set_number(number)
+        self.is_agreed = True
 
 
 class DuplicateNames:

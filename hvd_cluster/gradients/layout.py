@@ -4,20 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from typing import NamedTuple, TypeAlias
 
 from collectives.controller.agreement import name_ranks
+from hvd_cluster.comparison.twins import ModelPlace
+from hvd_cluster.gradients.duplicate_names import Proposal
 
 FROZEN, ABSENT, DENSE = -3, -2, -1
 """Kinds of gradients: of a parameter that is not trained, of one that backward did not reach, and of any other. The
 kind of a sparse gradient is the number of its sparse dimensions."""
 
-Layouts = Sequence[tuple[int, Sequence[tuple[int, int, int]]]]
-"""(Rank, (kind, number of elements, 1 where the rank knew it to be sparse) of each parameter of the bucket)."""
+Entry: TypeAlias = tuple[int, int, int]
+"""Kind, number of elements, 1 where the rank knew it to be sparse."""
+Layouts: TypeAlias = Sequence[tuple[int, Sequence[Entry]]]
+"""(Rank, entries of each parameter of the bucket)."""
+Rows: TypeAlias = list[tuple[int, int, int]]
 
 _DESCRIPTIONS = {FROZEN: "frozen", ABSENT: "absent", DENSE: "dense"}
 _SAME_TRAINED = "let all ranks train the same parameters, see requires_grad"
 _SAME_KIND = "give DistributedOptimizer sparse_as_dense=True, or let all ranks compute it in the same way"
 _SAME_SIZE = "give all ranks the same model"
+
+
+class Statements(NamedTuple):
+    """What each rank says of a bucket: its layout, its proposal for the number of the optimizer, and its attempt."""
+
+    layouts: Layouts
+    proposals: Sequence[Proposal]
+    attempts: Sequence[int]
+
+
+def as_rows(rank: int, entries: Sequence[Entry], proposal: Proposal, attempt: int) -> Rows:
+    """The statement of one rank: its rank, number of parameters and attempt; the proposal, in two rows; the entries."""
+    number, is_agreed, busy, place = proposal
+    return [(rank, len(entries), attempt), (number, int(is_agreed), busy), (*place, 0), *entries]
+
+
+def from_rows(rows: Iterable[Sequence[int]]) -> Statements:
+    """The statements of all ranks, from the rows of each, one after the other."""
+    layouts, proposals, attempts, remaining = [], [], [], iter(rows)
+    for rank, count_of_rank, attempt in remaining:
+        attempts.append(attempt)
+        number, is_agreed, busy = next(remaining)
+        place = ModelPlace(*next(remaining)[:2])
+        proposals.append(Proposal(number, bool(is_agreed), busy, place))
+        entries = [next(remaining) for _ in range(count_of_rank)]
+        layouts.append((rank, [(kind, count, known) for kind, count, known in entries]))
+    return Statements(layouts, proposals, attempts)
 
 
 def common_sparse(layouts: Layouts) -> dict[int, int]:

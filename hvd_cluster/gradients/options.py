@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 from collectives.api import InvalidRequestError, ReduceOp, UnsupportedRequestError
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.compression import GradientCompression, require_gradient_compression
-from hvd_cluster.ops.arguments import as_factor, process_set_id
+from hvd_cluster.ops.arguments import as_factor
+from hvd_cluster.ops.submission import process_set_id
 
 Groups: TypeAlias = "int | Sequence[Sequence[Any]] | None"
 """A number of groups, or the parameters of each."""

@@ -203,9 +203,9 @@ def _run(call: _Allreduce, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
         for name, count in zip(names, call.counts, strict=True):
             members = [next(remaining) for _ in range(count)]
             if count == 1:
-                works.append(submission.start(Operation.ALLREDUCE, *members[0], name, call.process_set, **fields))
+                works.append(submission.submit(Operation.ALLREDUCE, *members[0], name, call.process_set, **fields))
             else:
-                works += submission.start_group(Operation.ALLREDUCE, members, name, call.process_set, **fields)
+                works += submission.submit_group(Operation.ALLREDUCE, members, name, call.process_set, **fields)
         for work in works:
             basics.engine().synchronize(work)
     except BaseException:

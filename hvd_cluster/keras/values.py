@@ -19,7 +19,7 @@ from hvd_cluster.keras.backends import in_graph
 from hvd_cluster.keras.variables import as_array, view
 from hvd_cluster.ops.arguments import Average, reduction
 from hvd_cluster.ops.arrays import gathered, in_place
-from hvd_cluster.ops.operands import run
+from hvd_cluster.ops.submission import run
 
 Array = npt.NDArray[Any]
 

@@ -1,8 +1,8 @@
 """The parts of collectives that are the same in every framework.
 
-A binding describes a tensor as an ``operands.Operand`` and passes it on; ``arguments`` checks the other arguments of
-the user, ``submission`` turns them into requests of the engine, ``handles`` are the operations in flight, ``gradients``
-has the rules of backward, ``members`` the operations without a tensor, and ``reductions`` the constants.
+A binding describes a tensor as a ``submission.Operand`` and passes it on; ``arguments`` checks the other arguments of
+the user, ``submission`` turns them into a request of the engine and returns a handle, and ``backward`` has the rules of
+backward.
 
 Arguments mean the same everywhere:
 

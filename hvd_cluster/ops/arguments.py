@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from collectives.api import InvalidRequestError, MismatchError, ReduceOp
-from hvd_cluster.core import basics
-from hvd_cluster.core.process_sets import ProcessSet
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -84,18 +82,6 @@ def as_factor(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise InvalidRequestError(f"a scale factor of {value!r} is not allowed; give a finite number") from None
-
-
-def process_set_id(process_set: ProcessSet) -> int:
-    """The id of a registered set; InvalidRequestError otherwise."""
-    basics.engine()
-    if not isinstance(process_set, ProcessSet):
-        raise InvalidRequestError(f"process_set={process_set!r} is not a ProcessSet; make one with ProcessSet([ranks])")
-    if process_set.process_set_id is None:
-        raise InvalidRequestError(
-            f"{process_set} is not registered; give it to init(process_sets=[...]) or to add_process_set()"
-        )
-    return process_set.process_set_id
 
 
 def as_rank(root_rank: Any) -> int:

@@ -13,9 +13,8 @@ from collectives.api import Operation
 from collectives.buffers import Buffer, as_buffer, empty
 from collectives.engine.work import Work
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
-from hvd_cluster.ops.handles import Handle, run_all
-from hvd_cluster.ops.operands import Operand, start
 from hvd_cluster.ops.refusals import refusing
+from hvd_cluster.ops.submission import Handle, Operand, run_all, start
 
 
 def gathered(array: npt.NDArray[Any]) -> Operand:

@@ -4,7 +4,7 @@ from collectives.api import HorovodInternalError
 from hvd_cluster import names as _names
 from hvd_cluster.names import *  # noqa: F403
 from hvd_cluster.ops.arguments import Max, Min, Product
-from hvd_cluster.ops.handles import Handle, HandleGroup
+from hvd_cluster.ops.submission import Handle, HandleGroup
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import (
     HorovodAllgather,

@@ -1,4 +1,4 @@
-"""The adapter: torch tensor -> buffer, and back."""
+"""The adapter: torch tensor -> buffer, and back; and operands: the memory that is read, and the one that is written."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from collectives.api import DType, InvalidRequestError
+from collectives.backends.completion import DONE
 from collectives.buffers import Buffer
+from collectives.engine.work import Work
 from hvd_cluster.core import memory
+from hvd_cluster.ops.submission import Finish, Operand
 from hvd_cluster.torch import gpu
 
 _DTYPES: dict[torch.dtype, DType] = {
@@ -126,12 +130,19 @@ def to_buffer(tensor: torch.Tensor) -> Buffer:
     return Buffer(array if array.ndim == 1 else array.reshape(-1), _DTYPES[tensor.dtype], array.shape, tensor)
 
 
+class _Range:
+    """``nbytes`` from ``address``, in NumPy's words."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"data": (address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+
 def shared_buffer(tensor: torch.Tensor, address: int) -> Buffer:
     """As :func:`to_buffer`, to read only: a tensor that shares its memory, from ``address``, keeps sharing it."""
     dtype = _DTYPES[tensor.dtype]
     if tensor.is_cuda:
         return gpu.buffer(tensor, dtype, address)
-    array = memory.at(address, tensor.numel() * tensor.element_size()).view(dtype.storage)
+    array = np.asarray(_Range(address, tensor.numel() * tensor.element_size())).view(dtype.storage)
     return Buffer(array, dtype, tuple(tensor.shape), tensor)
 
 
@@ -158,3 +169,65 @@ def allocator(like: torch.Tensor) -> Callable[[tuple[int, ...]], Buffer]:
     if like.is_cuda:
         return gpu.allocator(like, _DTYPES[native])
     return lambda shape: fresh(shape, native)
+
+
+def in_place(tensor: torch.Tensor) -> Operand:
+    """The result overwrites ``tensor``, and autograd learns of the change, in case it saved ``tensor`` for backward."""
+    source = as_input(tensor)
+    require_writable(tensor)
+    buffer = to_buffer(source)
+
+    def finish(work: Work) -> torch.Tensor:
+        _await(work)
+        if source.data_ptr() != tensor.data_ptr():
+            with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+                tensor.copy_(source)
+        elif not tensor.is_inference():  # which has no version
+            increment_version(tensor)
+        return tensor
+
+    return Operand(buffer, buffer, finish)
+
+
+def of_same_shape(tensor: torch.Tensor) -> Operand:
+    """The result is a new tensor of the shape of ``tensor``."""
+    source = as_input(tensor)
+    shape = tuple(source.shape)
+    destination = fresh(shape, source.dtype) if source.is_cpu else allocator(source)(shape)
+    return Operand(to_buffer(source), destination, _output_like(tensor))
+
+
+def of_other_shape(tensor: torch.Tensor) -> Operand:
+    """The result is a new tensor; its number of rows depends on the tensors of all ranks."""
+    source = as_input(tensor)
+    return Operand(to_buffer(source), allocator(source), _output_like(tensor))
+
+
+def _await(work: Work) -> None:
+    """Let what the caller does next with the result wait for it, where that is on a GPU."""
+    if work.end is not DONE:
+        gpu.await_end(work)
+
+
+def output(work: Work) -> torch.Tensor:
+    """The result of ``work``, in memory of its own."""
+    _await(work)
+    tensor: torch.Tensor = work.result().owner
+    return tensor
+
+
+def _output_like(tensor: torch.Tensor) -> Finish:
+    form = memory_format(tensor)
+    if form is torch.contiguous_format:
+        return output
+    return lambda work: output(work).contiguous(memory_format=form)
+
+
+def with_splits(tensor: torch.Tensor) -> Operand:
+    """The result is a pair: the tensor of other shape, and the number of its rows from each member, in int32."""
+    operand = of_other_shape(tensor)
+
+    def finish(work: Work) -> tuple[Any, torch.Tensor]:
+        return operand.finish(work), torch.tensor(work.received_splits, dtype=torch.int32)
+
+    return Operand(operand.source, operand.destination, finish)

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from collectives.api import InvalidRequestError, Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.ops.arguments import as_factor, process_set_id
+from hvd_cluster.ops.arguments import as_factor
 from hvd_cluster.ops.backward import name_of_backward
 from hvd_cluster.ops.refusals import report
+from hvd_cluster.ops.submission import process_set_id
 from hvd_cluster.tensorflow.naming import Naming
 
 P = ParamSpec("P")
@@ -59,7 +60,7 @@ def gradient_of(op: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def set_attribute(process_set: ProcessSet) -> dict[str, Any]:
-    """Of any collective; raises as :func:`hvd_cluster.ops.arguments.process_set_id`."""
+    """Of any collective; raises as :func:`hvd_cluster.ops.submission.process_set_id`."""
     return {SET: process_set_id(process_set)}
 
 

@@ -19,7 +19,7 @@ tf.no_gradient("HorovodBarrier")
 def join(name: str | None = None, process_set: ProcessSet = global_process_set) -> tf.Tensor:
     """The global rank that joined last, an int32 scalar, when all have joined; for ranks that run out of data first.
 
-    See :func:`hvd_cluster.ops.operands.join`.
+    See :func:`hvd_cluster.ops.submission.join`.
     """
     return call("HorovodJoin", {}, set_attribute(process_set), name, named=False)
 

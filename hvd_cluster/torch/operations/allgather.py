@@ -10,19 +10,11 @@ import torch
 from collectives.api import Operation
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.backward import name_of_backward, own_rows
-from hvd_cluster.ops.handles import Handle, HandleGroup
+from hvd_cluster.ops.submission import Handle, HandleGroup, run, start
 from hvd_cluster.torch.operations.allreduce import allreduce, grouped_allreduce
 from hvd_cluster.torch.operations.autograd import apply, backward_of_group, collective, is_recorded
-from hvd_cluster.torch.operations.operands import (
-    listed,
-    of_other_shape,
-    run,
-    start,
-    start_group,
-    synchronize,
-    with_splits,
-)
-from hvd_cluster.torch.tensors import require_tensor
+from hvd_cluster.torch.operations.operands import listed, start_group, synchronize
+from hvd_cluster.torch.tensors import of_other_shape, require_tensor, with_splits
 
 
 @collective(Operation.ALLGATHER)

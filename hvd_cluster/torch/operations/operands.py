@@ -1,4 +1,4 @@
-"""Torch tensors as operands: the memory that is read and written, and the tensor that the user gets."""
+"""Groups of torch tensors, handles, and operations without a tensor: the compiler goes around them."""
 
 from __future__ import annotations
 
@@ -6,32 +6,18 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
 from collectives.api import Operation
-from collectives.backends.completion import DONE
-from collectives.engine.work import Work
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.ops import handles, operands
+from hvd_cluster.ops import submission
 from hvd_cluster.ops.arguments import as_group
-from hvd_cluster.ops.handles import Finish, HandleGroup, Kind
-from hvd_cluster.ops.operands import Describe, Operand
-from hvd_cluster.torch import gpu
+from hvd_cluster.ops.submission import Describe, HandleGroup, Kind
 from hvd_cluster.torch.operations.autograd import collective, uncompiled
-from hvd_cluster.torch.tensors import (
-    allocator,
-    as_input,
-    fresh,
-    memory_format,
-    require_tensor,
-    require_writable,
-    to_buffer,
-)
+from hvd_cluster.torch.tensors import require_tensor
 
-start, run = operands.start, operands.run  # of operations that are not compiled themselves
-poll = uncompiled(handles.poll, __name__)
-synchronize = uncompiled(handles.synchronize, __name__)
-run_all = uncompiled(handles.run_all, __name__)
+poll = uncompiled(submission.poll, __name__)
+synchronize = uncompiled(submission.synchronize, __name__)
+run_all = uncompiled(submission.run_all, __name__)
 
 
 def start_group(
@@ -44,7 +30,7 @@ def start_group(
     **fields: Any,
 ) -> HandleGroup:
     """Submit a group; ``kind`` makes one object of the results."""
-    return operands.start_group(operation, describe, listed(tensors), kind, name, process_set, **fields)
+    return submission.start_group(operation, describe, listed(tensors), kind, name, process_set, **fields)
 
 
 def listed(tensors: Iterable[Any]) -> list[torch.Tensor]:
@@ -52,67 +38,5 @@ def listed(tensors: Iterable[Any]) -> list[torch.Tensor]:
     return as_group(tensors, torch.Tensor, require_tensor)
 
 
-def in_place(tensor: torch.Tensor) -> Operand:
-    """The result overwrites ``tensor``, and autograd learns of the change, in case it saved ``tensor`` for backward."""
-    source = as_input(tensor)
-    require_writable(tensor)
-    buffer = to_buffer(source)
-
-    def finish(work: Work) -> torch.Tensor:
-        _await(work)
-        if source.data_ptr() != tensor.data_ptr():
-            with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
-                tensor.copy_(source)
-        elif not tensor.is_inference():  # which has no version
-            increment_version(tensor)
-        return tensor
-
-    return Operand(buffer, buffer, finish)
-
-
-def of_same_shape(tensor: torch.Tensor) -> Operand:
-    """The result is a new tensor of the shape of ``tensor``."""
-    source = as_input(tensor)
-    shape = tuple(source.shape)
-    destination = fresh(shape, source.dtype) if source.is_cpu else allocator(source)(shape)
-    return Operand(to_buffer(source), destination, _output_like(tensor))
-
-
-def of_other_shape(tensor: torch.Tensor) -> Operand:
-    """The result is a new tensor; its number of rows depends on the tensors of all ranks."""
-    source = as_input(tensor)
-    return Operand(to_buffer(source), allocator(source), _output_like(tensor))
-
-
-def _await(work: Work) -> None:
-    """Let what the caller does next with the result wait for it, where that is on a GPU."""
-    if work.end is not DONE:
-        gpu.await_end(work)
-
-
-def output(work: Work) -> torch.Tensor:
-    """The result of ``work``, in memory of its own."""
-    _await(work)
-    tensor: torch.Tensor = work.result().owner
-    return tensor
-
-
-def _output_like(tensor: torch.Tensor) -> Finish:
-    form = memory_format(tensor)
-    if form is torch.contiguous_format:
-        return output
-    return lambda work: output(work).contiguous(memory_format=form)
-
-
-def with_splits(tensor: torch.Tensor) -> Operand:
-    """The result is a pair: the tensor of other shape, and the number of its rows from each member, in int32."""
-    operand = of_other_shape(tensor)
-
-    def finish(work: Work) -> tuple[Any, torch.Tensor]:
-        return operand.finish(work), torch.tensor(work.received_splits, dtype=torch.int32)
-
-    return Operand(operand.source, operand.destination, finish)
-
-
-barrier = collective(Operation.BARRIER, home=__name__)(operands.barrier)
-join = collective(Operation.JOIN, home=__name__)(operands.join)
+barrier = collective(Operation.BARRIER, home=__name__)(submission.barrier)
+join = collective(Operation.JOIN, home=__name__)(submission.join)

@@ -15,12 +15,12 @@ from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
 from hvd_cluster.ops.arguments import reduction
 from hvd_cluster.ops.backward import name_of_backward, scatter_factor
-from hvd_cluster.ops.handles import Handle, HandleGroup
+from hvd_cluster.ops.submission import Handle, HandleGroup, run, start
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import allgather, grouped_allgather
 from hvd_cluster.torch.operations.autograd import apply, backward_of_group, collective, is_recorded
-from hvd_cluster.torch.operations.operands import listed, of_other_shape, run, start, start_group, synchronize
-from hvd_cluster.torch.tensors import require_tensor
+from hvd_cluster.torch.operations.operands import listed, start_group, synchronize
+from hvd_cluster.torch.tensors import of_other_shape, require_tensor
 
 
 @collective(Operation.REDUCESCATTER)

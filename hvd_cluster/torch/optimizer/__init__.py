@@ -1,8 +1,11 @@
 """Optimizers that train on the gradients of all ranks.
 
-``wrapping`` wraps any torch optimizer. There are two kinds: ``gradient_optimizer`` combines gradients before the
-step; ``adasum_optimizer`` combines the parameter changes of the ranks' steps. The course of a step is that of
-:mod:`hvd_cluster.gradients`; ``binding`` shows it torch's gradients, and ``packs`` is the memory of small ones.
+``wrapping`` wraps any torch optimizer. There are two kinds: ``gradient_optimizer`` combines gradients before the step;
+``adasum`` combines the changes that the ranks' steps made to the parameters.
+
+``hooks`` counts the gradients that backward has finished, and sends the *buckets* that ``buckets`` plans when they are
+complete. ``reduction`` is one bucket on its way, and the agreement of ranks that differ about it; ``transfers`` are the
+tensors that travel for its gradients. ``in_flight`` has all buckets of a step, to wait for them or to give them up.
 """
 
 from hvd_cluster.torch.optimizer.wrapping import DistributedOptimizer

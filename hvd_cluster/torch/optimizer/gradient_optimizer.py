@@ -13,11 +13,11 @@ from torch.amp.grad_scaler import OptState
 
 from collectives.api import InvalidRequestError
 from collectives.observe.metrics.meter import process_meter
-from hvd_cluster.core.basics import size
-from hvd_cluster.gradients.combiner import GradientCombiner
+from hvd_cluster.core import basics
 from hvd_cluster.gradients.options import Options
 from hvd_cluster.torch.mpi_ops import allreduce
-from hvd_cluster.torch.optimizer.binding import Names, TorchBinding, groups_of
+from hvd_cluster.torch.optimizer.buckets import Names
+from hvd_cluster.torch.optimizer.hooks import CHANGE_REMEDY, GradientCombiner
 
 
 def _has_unscaled(caller: Any, optimizer: torch.optim.Optimizer) -> bool:
@@ -26,15 +26,14 @@ def _has_unscaled(caller: Any, optimizer: torch.optim.Optimizer) -> bool:
     return id(optimizer) in states and states[id(optimizer)]["stage"] is OptState.UNSCALED
 
 
-class GradientOptimizer(torch.optim.Optimizer):
+class HookedOptimizer(torch.optim.Optimizer):
     """The first base of a wrapped optimizer's class; the second is the class of the optimizer."""
 
-    _combiner: GradientCombiner[torch.Tensor]
+    _combiner: GradientCombiner
 
     def _distribute(self, names: Names, passes: int, options: Options) -> None:
         self._clear_flags()
-        binding = TorchBinding(self._on_gradient)
-        self._combiner = GradientCombiner(self, binding, groups_of(self), names, passes, options)
+        self._combiner = GradientCombiner(self, names, passes, options)
 
     def _clear_flags(self) -> None:
         self._skip = False
@@ -45,11 +44,6 @@ class GradientOptimizer(torch.optim.Optimizer):
         """As in the wrapped optimizer; the new gradients are combined, too. All ranks add the same groups."""
         super().add_param_group(param_group)
         self._combiner.adopt()
-
-    def _on_gradient(self, parameter: torch.Tensor) -> None:
-        """Runs in backward, when the gradient of ``parameter`` is complete for this pass."""
-        self._synchronized = self._combined_for_scaler = False
-        self._combiner.on_gradient(parameter)
 
     @property
     def _parameter_names(self) -> Names:
@@ -66,7 +60,7 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     @property
     def _passes(self) -> int:
-        return self._combiner.passes
+        return self._combiner.progress.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on gradients add up over ``passes`` passes; InvalidRequestError unless it is a positive integer."""
@@ -80,7 +74,7 @@ class GradientOptimizer(torch.optim.Optimizer):
         when the ranks have gradients of different kinds or sizes, HorovodInternalError when a rank is lost. Gradients
         that were changed since backward are combined as they are now, with a warning.
         """
-        if size() > 1:
+        if basics.size() > 1:
             self._combiner.combine()
         self._synchronized = True
 
@@ -95,20 +89,22 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combine the gradients, then let the wrapped optimizer step; a closure's gradients are combined after it."""
-        process_meter.count_step()
-        if closure is not None:
-            return super().step(lambda: self._evaluate(closure))
-        if not (self._skip or self._combined_for_scaler):
-            if self._synchronized:
-                warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(): the gradients are combined twice, which costs time and, with op=Sum, "
-                    "adds them up again. Call step() inside optimizer.skip_synchronize()",
-                    stacklevel=2,
-                )
-            self.synchronize()
-        self._synchronized = self._combined_for_scaler = False
-        return super().step()
+        try:
+            if closure is not None:
+                return super().step(lambda: self._evaluate(closure))
+            if not (self._skip or self._combined_for_scaler):
+                if self._synchronized:
+                    warnings.warn(
+                        "optimizer.step() called without optimizer.skip_synchronize() context after "
+                        "optimizer.synchronize(): the gradients are combined twice, which costs time and, with op=Sum, "
+                        "adds them up again. Call step() inside optimizer.skip_synchronize()",
+                        stacklevel=2,
+                    )
+                self.synchronize()
+            self._synchronized = self._combined_for_scaler = False
+            return super().step()
+        finally:
+            process_meter.count_step()
 
     # Otherwise Optimizer.__setstate__ would put its hooks around this step as well as around the class's own step.
     step.hooked = True  # type: ignore[attr-defined]
@@ -150,9 +146,8 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     def _require_scaled(self, caller: Any) -> None:
         """InvalidRequestError if each rank has looked for infinities in its own gradients: some would not step."""
-        if self._combiner.buckets and size() > 1 and _has_unscaled(caller, self):
-            remedy = TorchBinding.change_remedy
-            raise InvalidRequestError(f"unscale_() was called before the gradients were combined; {remedy}")
+        if self._combiner.buckets and basics.size() > 1 and _has_unscaled(caller, self):
+            raise InvalidRequestError(f"unscale_() was called before the gradients were combined; {CHANGE_REMEDY}")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in the wrapped optimizer; gradients that no step has used are forgotten, also those in flight."""

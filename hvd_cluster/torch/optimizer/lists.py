@@ -14,10 +14,11 @@ from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding, Shipment
 from hvd_cluster.gradients.targets import Target
-from hvd_cluster.ops.handles import Handle, HandleGroup
 from hvd_cluster.ops.refusals import refusing
-from hvd_cluster.torch.operations.operands import in_place, run_all, start, start_group
+from hvd_cluster.ops.submission import Handle, HandleGroup, start
+from hvd_cluster.torch.operations.operands import run_all, start_group
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
+from hvd_cluster.torch.tensors import in_place
 
 
 class TorchLists(ListBinding):

@@ -13,13 +13,12 @@ from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.core.basics import registered_set, size
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import GradientCompression
-from hvd_cluster.gradients.inventory import given_names
 from hvd_cluster.gradients.options import Groups, Options, as_groups, check, check_passes
 from hvd_cluster.ops.arguments import choose_op
 from hvd_cluster.torch.compression import Compression
-from hvd_cluster.torch.optimizer.adasum_optimizer import AdasumOptimizer
-from hvd_cluster.torch.optimizer.binding import Names, parameter_groups
-from hvd_cluster.torch.optimizer.gradient_optimizer import GradientOptimizer
+from hvd_cluster.torch.optimizer.adasum import AdasumOptimizer
+from hvd_cluster.torch.optimizer.buckets import Names, given_names, parameter_groups
+from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 
 
 def DistributedOptimizer(
@@ -83,7 +82,7 @@ def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: 
     if earlier is not None:  # of a wrapper that is gone
         earlier.release()
     base = type(optimizer)
-    kind = AdasumOptimizer if options.op is ReduceOp.ADASUM else GradientOptimizer
+    kind = AdasumOptimizer if options.op is ReduceOp.ADASUM else HookedOptimizer
     members = {"__module__": base.__module__, "__reduce__": _reduce, "__copy__": _refuse_copy}
     wrapped: Any = object.__new__(type(base.__name__, (kind, base), members))
     wrapped.__dict__ = optimizer.__dict__

@@ -42,7 +42,7 @@ from hvd_cluster import run
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.ops.arrays import in_place
-from hvd_cluster.ops.operands import run as run_operation
+from hvd_cluster.ops.submission import run as run_operation
 from tests.collectives.backends import group_cases
 from tests.collectives.backends.group_cases import LENGTHS, SOON
 from tests.collectives.backends.matrix import reduce_until_error, run_matrix

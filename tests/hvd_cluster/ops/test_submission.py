@@ -63,7 +63,7 @@ def request_of(engine, **changed):
     operation, source = call.pop("operation"), as_buffer(call.pop("array").copy())
     name, process_set = "".join([*call.pop("name")]), a_set(call.pop("process_set"))
     call["splits"] = tuple([*call["splits"]])
-    submission.start(operation, source, None, name, process_set, **call)
+    submission.submit(operation, source, None, name, process_set, **call)
     return engine.last
 
 
@@ -129,7 +129,7 @@ def test_the_request_is_that_of_its_own_call(engine):
 
 def group_of(engine, name, *arrays, operation=Operation.ALLREDUCE):
     tensors = [(as_buffer(array), None) for array in arrays]
-    submission.start_group(operation, tensors, name, a_set(0), op=ReduceOp.SUM)
+    submission.submit_group(operation, tensors, name, a_set(0), op=ReduceOp.SUM)
     return engine.last
 
 
@@ -177,7 +177,7 @@ def test_a_group_with_a_long_name_takes_no_memory_either(engine):
 def test_a_kept_request_keeps_no_tensor(engine):
     array = np.ones(4)
     reference = weakref.ref(array)
-    submission.start(Operation.ALLREDUCE, as_buffer(array), None, "kept", a_set(0))
+    submission.submit(Operation.ALLREDUCE, as_buffer(array), None, "kept", a_set(0))
     del array
     gc.collect()
     assert reference() is None
@@ -201,7 +201,7 @@ def test_another_engine_does_not_know_a_request_of_an_earlier_one(engine):
 
 def total(values, name, process_set):
     source = as_buffer(values)
-    work = submission.start(
+    work = submission.submit(
         Operation.ALLREDUCE, source, lambda shape: empty(source.dtype, shape), name, process_set, wait=True
     )
     return work.output.owner.tolist()

@@ -5,7 +5,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.torch.compression import Compressor
-from hvd_cluster.torch.optimizer.binding import TorchBinding
+from hvd_cluster.torch.optimizer.transfers import _own
 from tests.checks import each_check
 from tests.hvd_cluster.torch.training import agreed, with_and_without_a_core_to_spare
 
@@ -33,7 +33,7 @@ def check_gradients_keep_no_memory():
                 optimizer.zero_grad()
                 sum(each.sum() for each in parameters).backward()
                 optimizer.step()
-            unused = optimizer._combiner._binding._spares._unused.values()
+            unused = optimizer._combiner.spares._unused.values()
             assert sum(map(len, unused)) <= len(parameters)
 
     with_and_without_a_core_to_spare(check)
@@ -43,9 +43,9 @@ def check_a_gradient_of_two_parameters_travels_as_copies():
     """One of them could be overwritten before the other is sent."""
     first, second = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
     first.sum().backward()
-    assert TorchBinding.outgoing(first.grad) is first.grad
+    assert _own(first.grad) is first.grad
     second.grad = first.grad
-    assert TorchBinding.outgoing(first.grad) is not first.grad
+    assert _own(first.grad) is not first.grad
 
 
 def check_a_gradient_that_is_transposed():

@@ -6,8 +6,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError, MismatchError, UnsupportedRequestError
 from hvd_cluster.gradients.buckets import BUCKET_BYTES, SMALL_BYTES, plan
-from hvd_cluster.gradients.inventory import complete_names
-from hvd_cluster.torch.optimizer.binding import TorchBinding
+from hvd_cluster.torch.optimizer.buckets import complete_names, size_of
 from hvd_cluster.torch.powersgd import PowerSGD
 from tests.checks import each_check
 from tests.hvd_cluster.torch.training import (
@@ -31,7 +30,7 @@ def parameters(*sizes, dtype=torch.float32):
 
 
 def planned(parameters, groups):
-    return [[parameter.numel() for parameter in bucket] for bucket in plan(parameters, groups, TorchBinding.size)]
+    return [[parameter.numel() for parameter in bucket] for bucket in plan(parameters, groups, size_of)]
 
 
 def test_small_gradients_share_buckets_and_large_ones_have_their_own():

@@ -17,7 +17,7 @@ import numpy, os
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.core import basics, features
 from hvd_cluster.ops.arrays import in_place
-from hvd_cluster.ops.operands import run
+from hvd_cluster.ops.submission import run
 from hvd_cluster.core.process_sets import global_process_set
 
 def train():

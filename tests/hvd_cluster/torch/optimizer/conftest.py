@@ -1,4 +1,4 @@
-"""Ranks for the core of distributed optimizers: threads of this process."""
+"""Ranks for the distributed optimizers: threads of this process."""
 
 import pytest
 

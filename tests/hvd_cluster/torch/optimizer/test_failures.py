@@ -1,13 +1,13 @@
 """A gradient that one rank alone cannot send: no rank waits, and the step can be repeated."""
 
-import numpy as np
 import pytest
 
 from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, RefusedCallError
-from hvd_cluster.gradients.compression import Compressor, GradientCompressor
+from hvd_cluster.gradients.compression import Compressor, GradientCompressor, compressor_for
 from tests.collectives.engine.job import outcome
-from tests.hvd_cluster.gradients.arrays import Parameter
-from tests.hvd_cluster.gradients.descent import Optimizer
+from tests.hvd_cluster.torch.optimizer.descent import Descent, backward, leaf, values
+
+pytestmark = pytest.mark.leaves("environment")  # torch sets TORCHINDUCTOR_CACHE_DIR with its first optimizer
 
 LARGE = 40_000
 
@@ -41,18 +41,13 @@ def failing(rank, where, failures):
     return Failing
 
 
-def backward(parameters):
-    for parameter in parameters:
-        parameter.gradient = None
-        parameter.backward(np.ones_like(parameter.data))
-
-
-def steps(optimizer, count):
+def steps(descent, count):
     """The errors of ``count`` steps; None for a step that worked."""
     found = []
     for _ in range(count):
-        backward(optimizer.parameters)
-        found.append(outcome(optimizer.step))
+        descent.optimizer.zero_grad()
+        descent.backward()
+        found.append(outcome(descent.step))
     return found
 
 
@@ -63,14 +58,12 @@ def test_a_compressor_that_fails_on_one_rank_is_an_error_on_all(on_ranks, patien
     """At the first step, where the ranks agree on a number, and later; in the first bucket, and in another one."""
 
     def body(rank):
-        parameters = [Parameter(3), Parameter(LARGE), Parameter(LARGE)]
-        optimizer = Optimizer(parameters, rank, groups=groups)
-        assert steps(optimizer, before) == [None] * before
-        compressor = failing(rank, "compress", 2)
-        for parameter, made in optimizer.combiner.inventory.compressors.items():
-            made._compressor = compressor if parameter is parameters[1] else made._compressor
-        found = steps(optimizer, 3)
-        return found, [set(parameter.data.tolist()) for parameter in parameters]
+        parameters = [leaf(3), leaf(LARGE), leaf(LARGE)]
+        descent = Descent(parameters, rank, groups=groups)
+        assert steps(descent, before) == [None] * before
+        compressors = descent.combiner.inventory.compressors
+        compressors[parameters[1]] = compressor_for(failing(rank, "compress", 2), parameters[1])
+        return steps(descent, 3), values(parameters)
 
     (others, first), (own, second), (third, last) = on_ranks(3, body, patient)
     assert first == second == last == [{-3.0 * (before + 1)}] * 3
@@ -88,8 +81,8 @@ def test_a_decompression_that_fails_leaves_nothing_in_flight(on_ranks):
     """The other ranks do not wait for anything then."""
 
     def body(rank):
-        optimizer = Optimizer([Parameter(3), Parameter(LARGE)], rank, compression=failing(rank, "decompress", 1))
-        return steps(optimizer, 2)
+        descent = Descent([leaf(3), leaf(LARGE)], rank, compression=failing(rank, "decompress", 1))
+        return steps(descent, 2)
 
     others, own = on_ranks(2, body)
     assert others == [None, None]
@@ -103,18 +96,18 @@ class Late(GradientCompressor):
         del parameter
 
     def rounds(self, gradient):
-        yield gradient.copy()
+        yield gradient.clone()
         if self.fails:
             raise Broken
-        return (yield gradient.copy())
+        return (yield gradient.clone())
 
 
 def test_a_later_round_that_fails_ends_all_ranks(on_ranks):
     """Other ranks may have stepped."""
 
     def body(rank):
-        optimizer = Optimizer([Parameter(3)], rank, compression=type("Rank", (Late,), {"fails": rank.number == 0}))
-        return steps(optimizer, 1)[0]
+        descent = Descent([leaf(3)], rank, compression=type("Rank", (Late,), {"fails": rank.number == 0}))
+        return steps(descent, 1)[0]
 
     own, other = on_ranks(2, body)
     assert isinstance(own, InvalidRequestError)
@@ -123,15 +116,18 @@ def test_a_later_round_that_fails_ends_all_ranks(on_ranks):
 
 
 def test_a_gradient_that_cannot_travel_is_an_error_on_all(on_ranks):
+    """Its memory has been freed on one rank."""
+
     def body(rank):
-        parameter = Parameter(3)
-        optimizer = Optimizer([parameter, Parameter(LARGE)], rank)
+        parameters = [leaf(LARGE), leaf(LARGE)]
+        descent = Descent(parameters, rank)
         found = []
-        for dtype in (np.longdouble if rank.number else np.float64, np.float64):
-            backward(optimizer.parameters[1:])
-            parameter.gradient = None
-            parameter.backward(np.ones(3, dtype))
-            found.append(outcome(optimizer.combiner.combine))
+        for is_freed in (rank.number == 1, False):
+            descent.optimizer.zero_grad()
+            descent.backward()
+            if is_freed:
+                parameters[0].grad.untyped_storage().resize_(0)
+            found.append(outcome(descent.optimizer.synchronize))
         return found
 
     (other, *others), (own, *rest) = on_ranks(2, body)
@@ -146,13 +142,13 @@ def test_a_large_parameter_that_one_rank_does_not_train_is_an_error_on_all(on_ra
     """Its bucket has a tensor less there."""
 
     def body(rank):
-        parameters = [Parameter(LARGE), Parameter(LARGE)]
-        optimizer = Optimizer(parameters, rank, groups=1)
-        parameters[0].trained = rank.number == 0
-        parameters[1].backward(np.ones(LARGE))
-        if parameters[0].trained:
-            parameters[0].backward(np.ones(LARGE))
-        return outcome(optimizer.step)
+        parameters = [leaf(LARGE), leaf(LARGE)]
+        descent = Descent(parameters, rank, groups=1)
+        parameters[0].requires_grad_(rank.number == 0)
+        backward(parameters[1], 1.0)
+        if rank.number == 0:
+            backward(parameters[0], 1.0)
+        return outcome(descent.step)
 
     for error in on_ranks(2, body, patient):
         assert isinstance(error, MismatchError)

@@ -1,4 +1,4 @@
-"""Adasum of differences: each rank steps by its own gradients, and the ranks combine the changes that it made.
+"""The optimizer that combines the changes of the ranks' steps, with Adasum: each rank steps by its own gradients.
 
 Source: see :mod:`collectives.backends.adasum`, section 4.3: Adasum of differences works with any optimizer.
 """
@@ -6,39 +6,40 @@ Source: see :mod:`collectives.backends.adasum`, section 4.3: Adasum of differenc
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
+import torch
 
 from collectives.api import InvalidRequestError, MismatchError, Operation, ReduceOp
+from collectives.observe.metrics.meter import process_meter
 from hvd_cluster.comparison.meeting import agreed_names
 from hvd_cluster.core import basics
-from hvd_cluster.gradients.binding import DifferenceBinding
 from hvd_cluster.gradients.buckets import label
 from hvd_cluster.gradients.compression import compressed, decompress_all
-from hvd_cluster.gradients.inventory import complete_names, is_same_list, model_of
 from hvd_cluster.gradients.options import Options, check_passes
-from hvd_cluster.ops.arrays import in_place
-from hvd_cluster.ops.operands import run
+from hvd_cluster.ops import arrays
 from hvd_cluster.ops.refusals import refuse
+from hvd_cluster.ops.submission import run
+from hvd_cluster.torch.operations.operands import start_group, synchronize
+from hvd_cluster.torch.optimizer.buckets import Names, complete_names, groups_of, model_of
+from hvd_cluster.torch.optimizer.transfers import is_same_list
+from hvd_cluster.torch.tensors import in_place
 
-P = TypeVar("P")
 T = TypeVar("T")
-Tensor: TypeAlias = Any
-"""A tensor of the framework."""
 
 
 class _Common(NamedTuple):
     """The names of ``parameters`` on which the ranks of ``world`` agree."""
 
     world: Callable[[], object | None]
-    parameters: Sequence[Any]
-    names: Mapping[Any, str]
+    parameters: Sequence[torch.Tensor]
+    names: Mapping[torch.Tensor, str]
 
 
-class DifferenceCombiner(Generic[P]):
+class DifferenceCombiner:
     """Replaces the change that each step makes to a parameter by the Adasum of the changes of all ranks.
 
     ``groups`` gives the parameters of the optimizer, ``given_names`` are those that the user gave.
@@ -46,21 +47,19 @@ class DifferenceCombiner(Generic[P]):
 
     def __init__(
         self,
-        binding: DifferenceBinding[P],
-        groups: Callable[[], Sequence[Sequence[P]]],
-        given_names: Mapping[P, str],
+        groups: Callable[[], Sequence[Sequence[torch.Tensor]]],
+        given_names: Mapping[torch.Tensor, str],
         passes: int,
         options: Options,
     ) -> None:
         self.given_names = dict(given_names)
         self.passes = passes
         self.options = options
-        self._binding = binding
         self._groups = groups
         self._common = _Common(lambda: None, [], {})
 
     @property
-    def all_names(self) -> dict[P, str]:
+    def all_names(self) -> Names:
         """The name of each parameter of the optimizer."""
         return complete_names(self._groups(), self.given_names)
 
@@ -83,21 +82,20 @@ class DifferenceCombiner(Generic[P]):
         """
         if not self.has_company:
             return step()
-        binding = self._binding
-        before = {parameter: binding.snapshot(parameter) for parameter in self._trained()}
+        before = {parameter: parameter.detach().clone() for parameter in self._trained()}
         result = step()
-        with binding.unrecorded():
+        with torch.no_grad():
             try:
                 changes = self._combined(before) if before else []
             except BaseException:
                 for parameter, start in before.items():
-                    binding.restore(parameter, start)
+                    parameter.copy_(start)
                 raise
             for (parameter, start), change in zip(before.items(), changes, strict=True):
-                binding.move(parameter, start, change)
+                parameter.copy_(start.add_(change))
         return result
 
-    def _common_names(self) -> Mapping[P, str]:
+    def _common_names(self) -> Mapping[torch.Tensor, str]:
         """The names for all ranks, which compare their parameters the first time in a world."""
         parameters, common = self._parameters(), self._common
         if common.world() is not basics.engine() or not is_same_list(common.parameters, parameters):
@@ -110,20 +108,20 @@ class DifferenceCombiner(Generic[P]):
                 self._common = common
         return common.names
 
-    def _parameters(self) -> list[P]:
-        return list(chain.from_iterable(self._groups()))
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self._groups() for parameter in group]
 
-    def _trained(self) -> list[P]:
-        binding = self._binding
-        return [each for each in self._parameters() if binding.is_trained(each) or binding.gradient(each) is not None]
+    def _trained(self) -> list[torch.Tensor]:
+        return [each for each in self._parameters() if each.requires_grad or each.grad is not None]
 
-    def _combined(self, before: Mapping[P, Tensor]) -> Sequence[Tensor]:
+    def _combined(self, before: Mapping[torch.Tensor, torch.Tensor]) -> Sequence[torch.Tensor]:
         """The combined changes; all travel as one group, so that ranks with other parameters are an error."""
         name, options = label(self._parameters(), self._common_names(), "delta"), self.options
         small, contexts = self._compressed(before, name)
         try:
-            handle = self._binding.start_group(small, name, options.process_set, {"op": ReduceOp.ADASUM})
-            combined = self._binding.wait(handle)
+            adasum = ReduceOp.ADASUM
+            handle = start_group(Operation.ALLREDUCE, in_place, small, tuple, name, options.process_set, op=adasum)
+            combined = synchronize(handle)
         except InvalidRequestError as error:
             refuse(error, Operation.ALLREDUCE, name, options.process_set, len(before))
             raise
@@ -131,16 +129,18 @@ class DifferenceCombiner(Generic[P]):
             self._explain(error, name, before)
         return decompress_all(options.compression, combined, contexts)
 
-    def _explain(self, error: MismatchError, name: str, before: Mapping[P, Tensor]) -> NoReturn:
+    def _explain(self, error: MismatchError, name: str, before: Mapping[torch.Tensor, torch.Tensor]) -> NoReturn:
         names = self.all_names
         text = f"{error}. The parameters in {name!r}: {', '.join(names[parameter] for parameter in before)}"
         raise type(error)(text, error.tensor, error.property, error.values) from error
 
-    def _compressed(self, before: Mapping[P, Tensor], group: str) -> tuple[list[Tensor], list[Any]]:
+    def _compressed(
+        self, before: Mapping[torch.Tensor, torch.Tensor], group: str
+    ) -> tuple[list[torch.Tensor], list[Any]]:
         small, contexts = [], []
         for parameter, start in before.items():
             try:
-                tensor, context = compressed(self.options.compression, self._binding.difference(parameter, start))
+                tensor, context = compressed(self.options.compression, parameter - start)
             except InvalidRequestError as error:
                 self._refuse(error, self.all_names[parameter], group, len(before))
             small.append(tensor)
@@ -158,12 +158,79 @@ class DifferenceCombiner(Generic[P]):
 
         Does nothing on a rank without gradients.
         """
-        binding = self._binding
-        found = [binding.gradient(parameter) for parameter in self._trained()]
+        found = [parameter.grad for parameter in self._trained()]
         gradients = [gradient for gradient in found if gradient is not None]
         if not gradients or not self.has_company:
             return
-        broken = np.array(not all(binding.is_finite(gradient) for gradient in gradients), np.uint8)
-        run(Operation.ALLREDUCE, in_place, broken, "infinities", self.options.process_set, op=ReduceOp.MAX)
+        broken = np.array(not all(_is_finite(gradient) for gradient in gradients), np.uint8)
+        run(Operation.ALLREDUCE, arrays.in_place, broken, "infinities", self.options.process_set, op=ReduceOp.MAX)
         if broken.item():
-            binding.spoil(gradients[0])
+            with torch.no_grad():
+                gradients[0].mul_(torch.inf)
+
+
+def _is_finite(gradient: torch.Tensor) -> bool:
+    """Whether no element of ``gradient`` is infinite or NaN."""
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return bool(values.isfinite().all())
+
+
+class AdasumOptimizer(torch.optim.Optimizer):
+    """The first base of a wrapped optimizer's class; the second is the class of the optimizer."""
+
+    _differences: DifferenceCombiner
+
+    def _distribute(self, names: Names, passes: int, options: Options) -> None:
+        self._differences = DifferenceCombiner(groups_of(self), names, passes, options)
+
+    @property
+    def _parameter_names(self) -> Names:
+        """The name of each parameter, as scripts read it from Horovod's optimizers."""
+        return self._differences.all_names
+
+    @property
+    def _given_names(self) -> Names:
+        return self._differences.given_names
+
+    @property
+    def _options(self) -> Options:
+        return self._differences.options
+
+    @property
+    def _passes(self) -> int:
+        return self._differences.passes
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step on this rank, and combine the changes. Gradients stay those of this rank."""
+        process_meter.count_step()
+        alone = super().step
+        return self._differences.step(lambda: alone(closure))
+
+    # Otherwise Optimizer.__setstate__ would put its hooks around this step as well as around the class's own step.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """GradScaler.step() reads this before it looks for infinities; all ranks must step, or none."""
+        self._differences.share_infinities()
+        return bool(self.__dict__.get("_step_supports_amp_scaling", False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = value
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Gradients add up in ``.grad`` until ``step()``, for any number of passes."""
+        self._differences.set_passes(passes)
+
+    def synchronize(self) -> None:
+        """Does nothing: gradients are not combined."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """AssertionError, unless this rank is alone: there is nothing to skip."""
+        if basics.size() > 1:
+            raise AssertionError(
+                "with op=Adasum, step() does not combine gradients; call step() without skip_synchronize()"
+            )
+        yield
