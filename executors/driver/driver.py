@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from collectives.handshake.entries import EndNotes
-from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
+from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError, number_of
 from executors.driver.failures import (
     CAUSE_SECONDS,
     FailedWorker,
@@ -377,7 +377,7 @@ class Driver:
 
     def _error(self, failed: FailedWorker, text: str = "") -> WorkerError:
         host, failure = self._hosts[failed.worker], failed.failure
-        rank = _number(failed.worker) if failed.rank is None else failed.rank
+        rank = number_of(failed.worker) if failed.rank is None else failed.rank
         text = text or f"rank {rank} on {host} {failure.text}"
         return WorkerError(text, rank, host, failure.exit_code, failure.last_lines)
 
@@ -486,7 +486,7 @@ class Driver:
             text = f"did not come up within {self._start_timeout:g} s"
             self.failed(worker, Failure(FailureKind.EXIT, text, has_begun=False))
             return
-        missing = ", ".join(sorted(map(str, map(_number, self._coming_up))))
+        missing = ", ".join(sorted(map(str, map(number_of, self._coming_up))))
         self._timeout = StartTimeoutError(
             f"of {self._limits.size} ranks on {', '.join(self._slots)}, these did not come up within "
             f"{self._start_timeout:g} s: {missing}; raise the start timeout if this host is slow "
@@ -666,8 +666,3 @@ class Driver:
 
 def _failed(worker: str, failure: Failure) -> WorkerFailed:
     return WorkerFailed(worker, failure.text, failure is not ENDED, failure.has_begun)
-
-
-def _number(worker: str) -> int:
-    """The number of a worker: its rank in a static job."""
-    return int(worker.rpartition("-")[2])

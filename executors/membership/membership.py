@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
 
+from executors.api import worker_id
 from executors.membership.events import (
     Action,
     End,
@@ -274,7 +275,7 @@ class Membership:
         if not places or not self._may_start(len(places)):
             return
         for host in places:
-            worker = f"worker-{self._started}"
+            worker = worker_id(self._started)
             self._started += 1
             self._workers[worker] = _Worker(host)
             self._actions.append(Start(worker, host))

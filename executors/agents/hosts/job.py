@@ -29,7 +29,7 @@ from executors.agents.local.supervisor import (
     ending_signal,
 )
 from executors.agents.local.work import NOT_STARTED, WorkerPayload
-from executors.api import ExecutorError
+from executors.api import ExecutorError, number_of, worker_id
 from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
 from executors.driver.driver import Driver
@@ -186,7 +186,7 @@ class HostsJob:
 
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
         """A static job raises OSError where no process can be started."""
-        number, given = _number(worker), {**environment, **self._dashboard.variables(), **self._options.environment}
+        number, given = number_of(worker), {**environment, **self._dashboard.variables(), **self._options.environment}
         if self._others is None or host == HOST:
             self._start_here(number, {**os.environ, **given, **self._threads})
         else:
@@ -201,17 +201,17 @@ class HostsJob:
             self.soon(partial(self.not_started, number, NOT_STARTED.format(error)))
 
     def stop(self, worker: str) -> None:
-        self.crew.stop(_number(worker))
+        self.crew.stop(number_of(worker))
         if self._others is not None:
-            self._others.stop(_number(worker))
+            self._others.stop(number_of(worker))
 
     def kill(self, worker: str) -> None:
-        self.crew.kill(_number(worker))
+        self.crew.kill(number_of(worker))
         if self._others is not None:
-            self._others.kill(_number(worker))
+            self._others.kill(number_of(worker))
 
     def end(self, spare: str | None = None) -> None:
-        number = None if spare is None else _number(spare)
+        number = None if spare is None else number_of(spare)
         self.crew.end(number)
         if self._others is not None:
             self._others.end(number)
@@ -265,7 +265,7 @@ class HostsJob:
 
     def host_lost(self, host: str, text: str) -> None:
         if not self._is_leaving:
-            self.driver.host_lost(host, text, lambda worker: self._program.has_returned(_number(worker)))
+            self.driver.host_lost(host, text, lambda worker: self._program.has_returned(number_of(worker)))
 
     def host_unusable(self, host: str, text: str) -> None:
         """A static job needs all of its hosts at the start."""
@@ -304,7 +304,7 @@ class HostsJob:
 
     def not_started(self, number: int, text: str) -> None:
         if not self._is_leaving:
-            self.driver.failed(f"worker-{number}", Failure(FailureKind.EXIT, text, has_begun=False))
+            self.driver.failed(worker_id(number), Failure(FailureKind.EXIT, text, has_begun=False))
 
     def _agent_happened(self, event: Event) -> None:
         if isinstance(event, Ended) and self._others is not None:
@@ -312,7 +312,7 @@ class HostsJob:
 
     def _started(self, event: WorkerStarted) -> None:
         if self._options.verbose:
-            host = self.driver.host_of(f"worker-{event.rank}")
+            host = self.driver.host_of(worker_id(event.rank))
             size = "" if self._limits.is_elastic else f" of {self._limits.size}"
             say(f"{self._name(event.rank)}{size} is process {event.pid} on {host}")
         self._program.started(self, event.rank)
@@ -325,11 +325,11 @@ class HostsJob:
         self._unheard.add(event.number)
 
     def _name(self, number: int) -> str:
-        return f"worker-{number}" if self._limits.is_elastic else f"rank {number}"
+        return worker_id(number) if self._limits.is_elastic else f"rank {number}"
 
     def _ended(self, event: Ended) -> None:
         self._check_hung_up(event)
-        worker = f"worker-{event.rank}"
+        worker = worker_id(event.rank)
         failure = self._program.failure(event.rank, event.code, self._tails.last_lines(event.rank))
         if failure is None:
             self.driver.done(worker)
@@ -345,10 +345,6 @@ class HostsJob:
 def _signal_of(code: int) -> int:
     """The signal of an exit code, also of a shell."""
     return -code if code < 0 else code - BY_SIGNAL
-
-
-def _number(worker: str) -> int:
-    return int(worker.rpartition("-")[2])
 
 
 def _named(hosts: Mapping[str, int]) -> dict[str, int]:

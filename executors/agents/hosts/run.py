@@ -13,6 +13,7 @@ from executors.agents.hosts.job import START_TIMEOUT_SECONDS, HostsJob, HostsOpt
 from executors.agents.local.processes import passed_on
 from executors.agents.local.supervisor import TEARDOWN_SECONDS, ended
 from executors.agents.local.work import CallWork, CommandWork, search_path
+from executors.api import worker_id
 from executors.driver.driver import Driver
 from executors.driver.failures import Failure
 from executors.driver.outcome import Outcome
@@ -43,7 +44,7 @@ class FunctionOutcomes:
 
     def received(self, job: FunctionJob, number: int, message: bytes) -> None:
         """It sent ``message``: an empty one says that it is up, the other one has its outcome."""
-        worker = f"worker-{number}"
+        worker = worker_id(number)
         if not message:
             job.driver.up(worker)
             return
@@ -56,14 +57,14 @@ class FunctionOutcomes:
 
     def failure(self, number: int, code: int, last_lines: tuple[str, ...]) -> Failure | None:
         """The failure of a worker whose process ended with ``code``; None if it did its work."""
-        outcome = self._outcomes.get(f"worker-{number}")
+        outcome = self._outcomes.get(worker_id(number))
         if outcome is None:
             return ended(code, last_lines, " before its function returned")
         return replace(outcome.failure(), exit_code=code) if outcome.failed else None
 
     def has_returned(self, number: int) -> bool:
         """Whether the function has returned a value."""
-        outcome = self._outcomes.get(f"worker-{number}")
+        outcome = self._outcomes.get(worker_id(number))
         return outcome is not None and not outcome.failed
 
     def values(self, order: Sequence[str]) -> list[object]:
@@ -98,7 +99,7 @@ def resolve_start_timeout(seconds: float | None) -> float:
 
 class _Command:
     def started(self, job: HostsJob, number: int) -> None:
-        job.driver.up(f"worker-{number}")
+        job.driver.up(worker_id(number))
 
     def received(self, job: HostsJob, number: int, message: bytes) -> None:
         """A command sends none."""

@@ -13,7 +13,7 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 
 from executors.agents.ray.group import JobActor
-from executors.api import StartTimeoutError, WorkerError
+from executors.api import StartTimeoutError, WorkerError, worker_id
 from executors.driver.driver import Driver
 from executors.driver.failures import Failure, FailureKind, Patience
 from executors.driver.outcome import Outcome, values
@@ -38,7 +38,7 @@ class CallOnRanks:
     """
 
     def __init__(self, members: Sequence[JobActor], send: Send, job: Job, timeout: float = math.inf) -> None:
-        self._members = {f"worker-{number}": member for number, member in enumerate(members)}
+        self._members = {worker_id(number): member for number, member in enumerate(members)}
         self._send = send
         self._timeout = timeout
         self._pending: dict[ObjectRef[bytes], str] = {}

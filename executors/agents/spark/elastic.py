@@ -25,14 +25,14 @@ from executors.agents.hosts.messages import (
 )
 from executors.agents.hosts.run import FunctionOutcomes
 from executors.agents.local.output import Output, SinkTable, Tails
-from executors.agents.local.supervisor import Ended, MessageReceived
+from executors.agents.local.supervisor import Ended, MessageReceived, longest_end
 from executors.agents.local.work import CallWork
 from executors.agents.spark.broadcasts import PickledCall
 from executors.agents.spark.elastic_task import DriverAddress, TaskSlot, machine_of, run_agent
 from executors.agents.spark.plan import SparkOptions
 from executors.agents.spark.session import Session, reason
 from executors.agents.spark.stage import Stage, StageFinished
-from executors.api import ExecutorError
+from executors.api import ExecutorError, number_of, worker_id
 from executors.dashboard.dashboard import Dashboard
 from executors.driver.driver import Driver
 from executors.driver.failures import Failure, FailureKind
@@ -48,8 +48,6 @@ DRAIN_LOOK_SECONDS = 1.0
 # Tasks of one stage start one after the other; later ones lack slots.
 SETTLE_SECONDS = 5.0
 SHOWN = 16
-# The time of an agent beyond the grace of its workers, to see them end.
-GUARD_SECONDS = 10.0
 
 
 def run_elastic_on_spark(
@@ -150,7 +148,7 @@ class ElasticSparkJob:
     # Agents.
 
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
-        number = _number(worker)
+        number = number_of(worker)
         given = {
             **interface_variables(self._options.nics),
             **environment,
@@ -177,15 +175,15 @@ class ElasticSparkJob:
             )
 
     def stop(self, worker: str) -> None:
-        self._tell(worker, AgentStop(_number(worker)))
+        self._tell(worker, AgentStop(number_of(worker)))
 
     def kill(self, worker: str) -> None:
-        self._tell(worker, Kill(_number(worker)))
+        self._tell(worker, Kill(number_of(worker)))
 
     def end(self, spare: str | None = None) -> None:
         for link in self._links.values():
-            link.send(EndAll(None if spare is None else _number(spare)))
-        self.after(2 * self._options.grace + GUARD_SECONDS, self._give_up_workers)
+            link.send(EndAll(None if spare is None else number_of(spare)))
+        self.after(longest_end(self._options.grace), self._give_up_workers)
 
     def _give_up_workers(self) -> None:
         """The agents whose workers have not ended in time count as lost."""
@@ -199,8 +197,8 @@ class ElasticSparkJob:
         self._loop.soon(action)
 
     def _tell(self, worker: str, message: AgentStop | Kill) -> None:
-        if _number(worker) in self._workers:
-            self._send(self._workers[_number(worker)], message)
+        if number_of(worker) in self._workers:
+            self._send(self._workers[number_of(worker)], message)
 
     def _send(self, slot: str, message: AgentLaunch | AgentStop | Kill) -> None:
         if slot in self._links:
@@ -268,7 +266,7 @@ class ElasticSparkJob:
             self._sinks.write(message.number, message.stream, message.data)
         elif isinstance(message, AgentFailed):
             self._workers.pop(message.number, None)
-            self.driver.failed(f"worker-{message.number}", Failure(FailureKind.EXIT, message.text, has_begun=False))
+            self.driver.failed(worker_id(message.number), Failure(FailureKind.EXIT, message.text, has_begun=False))
         elif isinstance(message, MessageReceived):
             self.outcomes.received(self, message.rank, message.message)
         elif isinstance(message, Ended):
@@ -278,9 +276,9 @@ class ElasticSparkJob:
         self._workers.pop(event.rank, None)
         failure = self.outcomes.failure(event.rank, event.code, self._tails.last_lines(event.rank))
         if failure is None:
-            self.driver.done(f"worker-{event.rank}")
+            self.driver.done(worker_id(event.rank))
         else:
-            self.driver.failed(f"worker-{event.rank}", failure)
+            self.driver.failed(worker_id(event.rank), failure)
 
     def _disconnected(self, slot: str) -> None:
         if self._refused.pop(slot, None) is not None:
@@ -290,7 +288,7 @@ class ElasticSparkJob:
         self._workers = {number: place for number, place in self._workers.items() if place != slot}
         if not self.driver.is_over:
             text = "its task was lost: Spark lost the executor, or killed it"
-            self.driver.host_lost(slot, text, lambda worker: self.outcomes.has_returned(_number(worker)))
+            self.driver.host_lost(slot, text, lambda worker: self.outcomes.has_returned(number_of(worker)))
             self._changed()
             partition = TaskSlot.of(slot).partition
             if partition in self._released[-1] and partition not in self._present():
@@ -331,7 +329,3 @@ class ElasticSparkJob:
 
 def _partitions(slots: Iterable[str]) -> set[int]:
     return {TaskSlot.of(slot).partition for slot in slots}
-
-
-def _number(worker: str) -> int:
-    return int(worker.rpartition("-")[2])

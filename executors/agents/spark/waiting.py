@@ -13,7 +13,7 @@ from executors.agents.spark.connection import TaskIdentity
 from executors.agents.spark.plan import SparkOptions
 from executors.agents.spark.session import reason
 from executors.agents.spark.stage import StageFinished
-from executors.api import ExecutorError, StartTimeoutError, WorkerError
+from executors.api import ExecutorError, StartTimeoutError, WorkerError, worker_id
 from executors.driver.driver import Driver
 from executors.driver.failures import Failure, FailureKind, Patience
 from executors.driver.outcome import Outcome, values
@@ -122,7 +122,7 @@ class WorkerWait:
 
     def _connected(self, identity: TaskIdentity) -> None:
         self._ranks_there.add(identity.rank)
-        self._driver.up(_worker(identity.rank))
+        self._driver.up(worker_id(identity.rank))
         if self._options.verbose:
             say(f"rank {identity.rank} of {self._size} is on {identity.host_name}", "hvd_cluster.spark")
 
@@ -150,9 +150,9 @@ class WorkerWait:
 
     def _add(self, outcome: Outcome) -> None:
         if outcome.failed:
-            self._driver.failed(_worker(outcome.rank), outcome.failure())
+            self._driver.failed(worker_id(outcome.rank), outcome.failure())
         else:
-            self._driver.done(_worker(outcome.rank))
+            self._driver.done(worker_id(outcome.rank))
 
     def _note_loss(self, identity: TaskIdentity) -> None:
         if identity.rank in self._outcomes:
@@ -165,7 +165,7 @@ class WorkerWait:
 
     def _count_losses(self) -> None:
         for identity in self._lost.values():
-            self._driver.failed(_worker(identity.rank), Failure(FailureKind.EXIT, "was lost", error=_death(identity)))
+            self._driver.failed(worker_id(identity.rank), Failure(FailureKind.EXIT, "was lost", error=_death(identity)))
         self.end()
 
     def _finished(self, end: StageFinished) -> None:
@@ -210,10 +210,6 @@ class WorkerWait:
             f"jobs may use the executors, these may have fewer than {self._size} slots, or Python may be slow to "
             "start: raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT), end the other jobs, or set a smaller num_proc"
         )
-
-
-def _worker(rank: int) -> str:
-    return f"worker-{rank}"
 
 
 def _death(identity: TaskIdentity) -> WorkerError:
