@@ -33,12 +33,12 @@ from executors.api import ExecutorError, number_of, worker_id
 from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
 from executors.driver.driver import Driver
-from executors.driver.failures import Failure, FailureKind
 from executors.job.discovery import HostDiscovery, HostWatch
 from executors.job.environment import shared_threads
 from executors.job.host import address_for, is_this_host
 from executors.job.job import Job
 from executors.membership import Limits
+from executors.membership.failures import Failure, FailureKind
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from executors.agents.local.supervisor import TEARDOWN_SECONDS, ended
 from executors.agents.local.work import CallWork, CommandWork, search_path
 from executors.api import worker_id
 from executors.driver.driver import Driver
-from executors.driver.failures import Failure
 from executors.driver.outcome import Outcome
 from executors.job.arguments import resolve_seconds
 from executors.membership import Limits
+from executors.membership.failures import Failure
 
 
 class FunctionJob(Protocol):

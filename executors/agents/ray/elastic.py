@@ -21,13 +21,13 @@ from executors.api import ExecutorError, PlacementError, WorkerError
 from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
 from executors.driver.driver import Driver
-from executors.driver.failures import Failure
 from executors.driver.outcome import Outcome
 from executors.job.discovery import HostDiscovery, HostWatch
 from executors.job.environment import interface_variables
 from executors.job.job import Job
 from executors.job.loop import Loop
 from executors.membership import Limits
+from executors.membership.failures import Failure
 
 logger = logging.getLogger(__name__)
 

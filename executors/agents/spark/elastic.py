@@ -35,11 +35,11 @@ from executors.agents.spark.stage import Stage, StageFinished
 from executors.api import ExecutorError, number_of, worker_id
 from executors.dashboard.dashboard import Dashboard
 from executors.driver.driver import Driver
-from executors.driver.failures import Failure, FailureKind
 from executors.job.environment import interface_variables
 from executors.job.job import Job
 from executors.job.loop import Loop
 from executors.membership import Limits
+from executors.membership.failures import Failure, FailureKind
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from executors.agents.spark.session import reason
 from executors.agents.spark.stage import StageFinished
 from executors.api import ExecutorError, StartTimeoutError, WorkerError, worker_id
 from executors.driver.driver import Driver
-from executors.driver.failures import Failure, FailureKind, Patience
 from executors.driver.outcome import Outcome, values
 from executors.job.job import Job
 from executors.job.loop import Loop
 from executors.membership import Limits
+from executors.membership.failures import Failure, FailureKind, Patience
 
 logger = logging.getLogger(__name__)
 
