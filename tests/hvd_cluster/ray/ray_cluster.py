@@ -42,7 +42,7 @@ def running_cluster(nodes: int = 2) -> Iterator[Cluster]:
 @contextmanager
 def ray_folder() -> Iterator[str]:
     """A folder for the files of a cluster that is started in the block, and an environment for its processes."""
-    paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]
     # The folder's name is a part of the paths of Unix sockets, which have to be short.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
         patch.setenv("RAY_AUTH_MODE", "disabled")
