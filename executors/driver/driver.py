@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from collectives.handshake.entries import EndNotes
 from executors.api import StartTimeoutError, number_of
@@ -57,27 +57,33 @@ from executors.membership.failures import CAUSE_SECONDS, Failure, FailureKind, P
 logger = logging.getLogger(__name__)
 
 
-class Agents(Protocol):
+class Agents(ABC):
     """Starts and ends workers, and runs the loop in which all calls to the driver are made.
 
     The agents report to the driver by its methods ``up``, ``done``, ``failed`` and ``host_lost``.
     """
 
+    @abstractmethod
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
         """Start ``worker`` on ``host`` with ``environment``, which has its place in the job."""
 
+    @abstractmethod
     def stop(self, worker: str) -> None:
         """Ask ``worker`` to end; it is killed if it does not."""
 
+    @abstractmethod
     def kill(self, worker: str) -> None:
         """End ``worker`` at once: it may be stopped, or hang."""
 
+    @abstractmethod
     def end(self, spare: str | None = None) -> None:
         """Ask all workers to end, and kill those that do not; ``spare`` is asked last."""
 
+    @abstractmethod
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Call ``action`` in the loop, ``seconds`` from now, unless the job is over before."""
 
+    @abstractmethod
     def soon(self, action: Callable[[], None]) -> None:
         """Call ``action`` in the loop; from any thread."""
 

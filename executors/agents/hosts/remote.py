@@ -16,8 +16,9 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
+from collectives.api import override
 from collectives.settings import ENVIRONMENT_SECRET
-from executors.agents.hosts.agent_server import AgentConnection, AgentServer
+from executors.agents.hosts.agent_server import AgentConnection, AgentServer, Listener
 from executors.agents.hosts.messages import (
     SAME_VERSIONS,
     AgentFailed,
@@ -101,7 +102,7 @@ class _Host:
     output: Tail = field(default_factory=Tail)
 
 
-class OtherHosts:
+class OtherHosts(Listener):
     """Agents on the hosts that are :meth:`wanted`: a context manager.
 
     They are processes of ``crew`` with negative numbers. All methods are called in the loop of the crew, and so are
@@ -301,12 +302,15 @@ class OtherHosts:
 
     # In the thread of the switchboard.
 
+    @override
     def connected(self, link: AgentConnection) -> None:
         self._crew.soon(lambda: self._connected(link))
 
+    @override
     def received(self, link: AgentConnection, message: FromAgent) -> None:
         self._crew.soon(lambda: self._received(message))
 
+    @override
     def disconnected(self, link: AgentConnection, text: str) -> None:
         self._crew.soon(lambda: self._disconnected(link, text))
 
