@@ -1,4 +1,4 @@
-"""The interface between the driver of a job and an executor: agents that start, watch and end workers on hosts."""
+"""The driver of a job: it executes what the membership decides, by the agents of an executor, and publishes worlds."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Driver:
         """``worker`` has ended with success; ``text`` says how. It may be that the others noticed its end first."""
         self._note_end(worker, text)
         self._coming_up.discard(worker)
-        if self._deaths.has_succeeded(worker, text, self.members):
+        if self._deaths.succeeded(worker, text, self.members):
             self._settle(worker)
         self._handle(WorkerDone(worker))
 
@@ -494,7 +494,7 @@ class Driver:
         self._report_formed = report
         self._note_stage(report.call, report.round)
         before, world = self._worlds.formed, self._worlds.published
-        if self._worlds.has_formed(report.round):
+        if self._worlds.note_formed(report.round):
             if before is not world:  # the ranks also agree at the beginning of each call
                 self._untold.append(partial(self._tell, before, world, report))
             for worker in self._deaths.unexplained:

@@ -172,8 +172,8 @@ class WorldHistory:
         if self.formed is NO_WORLD:
             self._form()
 
-    def has_formed(self, round: int) -> bool:
-        """The world of ``round`` has formed. Whether it is the last one."""
+    def note_formed(self, round: int) -> bool:
+        """The world of ``round`` has formed. Returns whether it is the last one."""
         self.present = {number: world for number, world in self.present.items() if number >= round}
         if round != self.published.round:
             return False

@@ -186,7 +186,7 @@ SILENT = Failure(FailureKind.EXIT, "no longer answered")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DeathVerdict:
     """What follows from the end of a worker: ``event`` for the membership, or none.
 
     ``failure`` is how it ended, as far as it is known. If it ``is_done``, it counts as a success. If it ``is_new``,
@@ -203,7 +203,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class AccusationVerdict:
     """What follows from an accusation: ``dead`` are the accused workers that end, ``dismissed`` is the accuser if it
     does. If the world ``has_failed``, it ends, though all of its workers live.
     """
@@ -237,7 +237,7 @@ class Deaths:
 
     # Reports of agents.
 
-    def failed(self, worker: str, failure: Failure, rank: int | None) -> Verdict:
+    def failed(self, worker: str, failure: Failure, rank: int | None) -> DeathVerdict:
         """``worker``, which had ``rank``, has ended without success; that of a worker that has left is no failure.
 
         Of several failures of one worker the first one counts; in a static job, where they are reports of one end, the
@@ -247,27 +247,27 @@ class Deaths:
         if self.is_ending:
             return self._failed_late(worker, failure)
         if self.is_unexplained(worker):
-            return Verdict(failure, self.explain(worker, failure), is_explained=True)
+            return DeathVerdict(failure, self.explain(worker, failure), is_explained=True)
         if self.failures.of(worker) is not None:
             if not self._limits.is_elastic:
                 self.failures.improve(worker, failure)
-            return Verdict(failure)
+            return DeathVerdict(failure)
         if worker in self.former and self._membership.has_left(worker):
-            return Verdict(failure, is_done=True)
+            return DeathVerdict(failure, is_done=True)
         return self._add(worker, failure, rank)
 
-    def _failed_late(self, worker: str, failure: Failure) -> Verdict:
+    def _failed_late(self, worker: str, failure: Failure) -> DeathVerdict:
         """It says more of the cause only if it is that of the worker that the others name."""
         if worker == self._blamed and failure.kind is FailureKind.EXCEPTION:
             self.failures.explain(worker, failure)
-        return Verdict(failure)
+        return DeathVerdict(failure)
 
-    def _add(self, worker: str, failure: Failure, rank: int | None) -> Verdict:
+    def _add(self, worker: str, failure: Failure, rank: int | None) -> DeathVerdict:
         is_former = worker in self.former
         self.lost[worker] = failure.text
         self.failures.add(worker, rank, failure)
         is_given_up = self.end is None and not is_former and self._membership.is_on_trial(worker)
-        return Verdict(failure, _event(worker, failure, not is_former), is_new=True, is_given_up=is_given_up)
+        return DeathVerdict(failure, _event(worker, failure, not is_former), is_new=True, is_given_up=is_given_up)
 
     def _on_trial(self, worker: str, failure: Failure) -> Failure:
         """``failure``; an exception of a worker that never trained, while others did, does not end the job."""
@@ -275,8 +275,8 @@ class Deaths:
             return failure
         return replace(failure, kind=FailureKind.EXIT, error=None)
 
-    def has_succeeded(self, worker: str, text: str, members: tuple[str, ...]) -> bool:
-        """``worker`` has done its work; ``text`` says how it ended. Whether the others took it for lost."""
+    def succeeded(self, worker: str, text: str, members: tuple[str, ...]) -> bool:
+        """``worker`` has done its work; ``text`` says how it ended. Returns whether the others took it for lost."""
         if self.is_unexplained(worker):  # without shutdown() they cannot know
             self.lost.pop(worker, None)
             self.done[worker] = text
@@ -287,18 +287,18 @@ class Deaths:
             self.done[worker] = text
         return False
 
-    def agent_lost(self, worker: str, text: str, has_returned: bool, rank: int | None) -> Verdict:
+    def agent_lost(self, worker: str, text: str, has_returned: bool, rank: int | None) -> DeathVerdict:
         """The agent of ``worker`` is gone: nobody will say how it ended, unless it ``has_returned`` before."""
         failure = Failure(FailureKind.EXIT, f"was lost ({text})")
         if self._membership.has(worker) and has_returned:
-            return Verdict(failure, is_done=True)
+            return DeathVerdict(failure, is_done=True)
         self.lost[worker] = text
         if self.is_unexplained(worker):
             self.failures.explain(worker, failure)
-            return Verdict(failure, is_explained=True)
+            return DeathVerdict(failure, is_explained=True)
         if self.end is None and not self._membership.has_left(worker):
             self.failures.add(worker, rank, failure)
-        return Verdict(failure)
+        return DeathVerdict(failure)
 
     # Reports of other workers.
 
@@ -308,16 +308,16 @@ class Deaths:
         is_short = len(members) - len(lost) < self._limits.least
         return self._limits.resets is not None or self._limits.failures is not None or is_short or has_raised
 
-    def judge(self, accuser: str, accused: Collection[str] | None, members: Collection[str]) -> Judgement:
+    def judge(self, accuser: str, accused: Collection[str] | None, members: Collection[str]) -> AccusationVerdict:
         """The accused of two workers ends, unless the present world, of ``members``, is without it.
 
         None for ``accused``: a later world was formed. An accuser that this one is without may wait for a world that
         never comes. The accused may have been lost in a world whose successor, with them, was already planned.
         """
         if accused is None:
-            return Judgement(dismissed=(accuser,) if accuser in self.former else ())
+            return AccusationVerdict(dismissed=(accuser,) if accuser in self.former else ())
         dead = tuple(sorted((set(accused) - {accuser}) & set(members)))
-        return Judgement(dead, has_failed=not dead)
+        return AccusationVerdict(dead, has_failed=not dead)
 
     def is_unexplained(self, worker: str) -> bool:
         """Whether others have noticed the end of ``worker``, and its agent has still to say how it ended."""

@@ -75,7 +75,8 @@ class HostsJob(ProcessJob, AgentReporter):
     """One job, from the rendezvous server to the last worker: a context manager.
 
     A failure ends a static job, and so the other workers. Leaving the block ends the workers that still run, see
-    :class:`.crew.Crew`, and raises the failure, if there was one. Of several failures it raises the likeliest cause.
+    :class:`executors.agents.local.supervisor.Supervisor`, and raises the failure, if there was one. Of several failures
+    it raises the likeliest cause.
     """
 
     def __init__(self, limits: Limits, options: HostsOptions, work: WorkerPayload, program: Program) -> None:

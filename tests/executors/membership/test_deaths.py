@@ -4,7 +4,7 @@ import pytest
 
 from executors.api import ExecutorError, WorkerError
 from executors.membership import End, HostFound, Limits, Membership, WorkerFailed, WorkerRaised, WorldFormed
-from executors.membership.deaths import ENDED, Deaths, Judgement
+from executors.membership.deaths import ENDED, AccusationVerdict, Deaths
 from executors.membership.failures import Failure, FailureKind
 
 KILLED = Failure(FailureKind.SIGNAL, "was killed by signal 9", -9)
@@ -23,20 +23,20 @@ def deaths(least=1, **limits):
 
 class TestAccusations:
     def test_the_accused_ends_and_not_the_accuser(self):
-        assert deaths().judge("worker-0", ["worker-1"], MEMBERS) == Judgement(("worker-1",))
+        assert deaths().judge("worker-0", ["worker-1"], MEMBERS) == AccusationVerdict(("worker-1",))
 
     def test_who_accuses_itself_accuses_nobody(self):
-        assert deaths().judge("worker-0", ["worker-0"], MEMBERS) == Judgement(has_failed=True)
+        assert deaths().judge("worker-0", ["worker-0"], MEMBERS) == AccusationVerdict(has_failed=True)
 
     def test_a_worker_that_the_present_world_is_without_is_not_ended(self):
-        assert deaths().judge("worker-0", ["worker-2"], MEMBERS[:2]) == Judgement(has_failed=True)
+        assert deaths().judge("worker-0", ["worker-2"], MEMBERS[:2]) == AccusationVerdict(has_failed=True)
 
     def test_an_accuser_of_a_world_of_the_past_ends_only_if_it_is_no_member(self):
         found = deaths()
-        assert found.judge("worker-2", None, MEMBERS) == Judgement()
+        assert found.judge("worker-2", None, MEMBERS) == AccusationVerdict()
         found.published(MEMBERS, MEMBERS[:2])
-        assert found.judge("worker-2", None, MEMBERS[:2]) == Judgement(dismissed=("worker-2",))
-        assert found.judge("worker-1", None, MEMBERS[:2]) == Judgement()
+        assert found.judge("worker-2", None, MEMBERS[:2]) == AccusationVerdict(dismissed=("worker-2",))
+        assert found.judge("worker-1", None, MEMBERS[:2]) == AccusationVerdict()
 
 
 class TestNoticedLosses:
@@ -64,7 +64,7 @@ class TestNoticedLosses:
     def test_the_agent_may_say_that_it_was_done(self):
         found = deaths()
         found.failed("worker-1", ENDED, 1)
-        assert found.has_succeeded("worker-1", "returned", MEMBERS)
+        assert found.succeeded("worker-1", "returned", MEMBERS)
         assert (found.lost, found.done, bool(found.failures)) == ({}, {"worker-1": "returned"}, False)
 
 
