@@ -23,6 +23,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def worker_id(number: int) -> str:
+    """The id of worker ``number``, for the life of its process. In a static job, the number is its rank."""
+    return f"worker-{number}"
+
+
+def number_of(worker: str) -> int:
+    """The reverse of :func:`worker_id`."""
+    return int(worker.rpartition("-")[2])
+
+
 class ExecutorError(RuntimeError):
     """A job could not be started or carried out."""
 

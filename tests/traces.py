@@ -25,7 +25,9 @@ class Trace:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PREFIXES):
             file = code.co_filename[len(str(ROOT)) + 1 :]
-            self.functions.setdefault(file, set()).add(code.co_qualname if sys.version_info >= (3, 11) else code.co_name)
+            self.functions.setdefault(file, set()).add(
+                code.co_qualname if sys.version_info >= (3, 11) else code.co_name
+            )
 
 
 def common(traces):

@@ -15,7 +15,7 @@ from collectives.api import Store
 from collectives.observe.live.snapshot import LAST_RECORDING, PREFIX, Recording, Snapshot, recording_key
 from collectives.store.memory import Observer
 from executors.agents.local.output import Lines, Sink, Sinks, TeeSink, say
-from executors.api import ExecutorError
+from executors.api import ExecutorError, worker_id
 from executors.dashboard.address import Address
 from executors.dashboard.picture import Picture
 from executors.dashboard.server import DashboardServer
@@ -117,7 +117,7 @@ class Dashboard:
 
     def _write(self, number: int, stream: str, line: str) -> None:
         with self._lock:
-            self._picture.write(f"worker-{number}", stream, line)
+            self._picture.write(worker_id(number), stream, line)
 
     # On the thread of the server.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from collectives.observe.live.snapshot import Snapshot
+from executors.api import worker_id
 from executors.driver.worlds import Published
 
 RATE_SECONDS = 5.0
@@ -140,7 +141,7 @@ class Picture:
             found = [(slot.rank, worker, slot.host) for worker, slot in slots.items()]
         else:
             numbers = range(self.size)
-            found = [(number, f"worker-{number}", self._host(f"worker-{number}")) for number in numbers]
+            found = [(number, worker_id(number), self._host(worker_id(number))) for number in numbers]
         return sorted(found)
 
     def _host(self, worker: str) -> str:

@@ -1,26 +1,17 @@
-"""The interface between the driver of a job and an executor: agents that start, watch and end workers on hosts."""
+"""The driver of a job: it executes what the membership decides, by the agents of an executor, and publishes worlds."""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from collectives.handshake.entries import EndNotes
-from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
-from executors.driver.failures import (
-    CAUSE_SECONDS,
-    FailedWorker,
-    Failure,
-    FailureKind,
-    Failures,
-    Patience,
-    with_last_lines,
-)
+from executors.api import StartTimeoutError, number_of
 from executors.driver.member import WorkerIdentity
 from executors.driver.worlds import (
     CALL,
@@ -28,6 +19,7 @@ from executors.driver.worlds import (
     Published,
     Report,
     WorldCall,
+    WorldHistory,
     change_key,
     describe,
     losses,
@@ -35,8 +27,7 @@ from executors.driver.worlds import (
     summary,
     world_key,
 )
-from executors.job.environment import Course
-from executors.job.job import Job, environment_of
+from executors.job.job import Job
 from executors.membership import (
     Action,
     End,
@@ -55,38 +46,44 @@ from executors.membership import (
     WorkerBehind,
     WorkerDone,
     WorkerDraining,
-    WorkerFailed,
     WorkerLeaves,
-    WorkerRaised,
     WorkerReady,
     WorldFailed,
     WorldFormed,
 )
+from executors.membership.deaths import ENDED, SILENT, STUCK, Deaths
+from executors.membership.failures import CAUSE_SECONDS, Failure, FailureKind, Patience, with_last_lines
 
 logger = logging.getLogger(__name__)
 
 
-class Agents(Protocol):
+class Agents(ABC):
     """Starts and ends workers, and runs the loop in which all calls to the driver are made.
 
     The agents report to the driver by its methods ``up``, ``done``, ``failed`` and ``host_lost``.
     """
 
+    @abstractmethod
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
         """Start ``worker`` on ``host`` with ``environment``, which has its place in the job."""
 
+    @abstractmethod
     def stop(self, worker: str) -> None:
         """Ask ``worker`` to end; it is killed if it does not."""
 
+    @abstractmethod
     def kill(self, worker: str) -> None:
         """End ``worker`` at once: it may be stopped, or hang."""
 
+    @abstractmethod
     def end(self, spare: str | None = None) -> None:
         """Ask all workers to end, and kill those that do not; ``spare`` is asked last."""
 
+    @abstractmethod
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Call ``action`` in the loop, ``seconds`` from now, unless the job is over before."""
 
+    @abstractmethod
     def soon(self, action: Callable[[], None]) -> None:
         """Call ``action`` in the loop; from any thread."""
 
@@ -95,15 +92,12 @@ class Agents(Protocol):
 ACCUSED_SECONDS = 1.0
 # An exception that nobody catches ends a process, after its handlers of atexit, unless one of its threads goes on.
 UNCAUGHT_SECONDS = 5.0
-# How a worker ended, until its agent says more. The other workers notice it first.
-ENDED = Failure(FailureKind.EXIT, "ended")
 # The agent says more as soon as the process has ended, which may have much memory to give back.
 UNEXPLAINED_SECONDS = 60.0
 
 GO_ON = "go on from the last commit"
 STAY = "are too few to go on alone, and lose the host then"
 
-NO_WORLD = Published(-1)
 PATIENCE = Patience()
 
 
@@ -136,31 +130,17 @@ class Driver:
         self._agents = agents
         self._start_timeout = start_timeout
         self._membership = Membership(limits, random.random)
+        self._deaths = Deaths(limits, self._membership)
+        self._worlds = WorldHistory()
         self._slots: dict[str, int] = {}
         self._hosts: dict[str, str] = {}  # the machine of each worker
         self._places: dict[str, str] = {}  # its host, as the agents name it
         self._coming_up: set[str] = set()
-        self._published = NO_WORLD
-        self._ranked: dict[str, Slot] = {}  # the slots of that world
-        # By round: the worlds since the last one that formed or was not planned; ranks may be in any of them.
-        self._present: dict[int, Published] = {}
-        # Changes are told since this world: it is the last one that formed, or else the first one.
-        self._formed_last = NO_WORLD
-        self._former: set[str] = set()
-        self._lost: dict[str, str] = {}
-        self._done: dict[str, str] = {}  # how members ended that had done their work
-        # Workers whose agents have still to say how they ended, and changes that are told then.
-        self._unexplained: set[str] = set()
-        self._untold: list[Callable[[], None]] = []
-        self._failures = Failures()
-        self._blamed: str | None = None  # a worker that raised, but whose process has not ended
-        self._order: tuple[str, ...] = ()
+        self._untold: list[Callable[[], None]] = []  # changes that are told when all ends are explained
         # The call of an elastic function in which the ranks are, their world, and whether they have returned from it.
         self._stage = 0, 0, False
         self._report_formed: Report | None = None  # the last one of rank 0
-        self._end: End | None = None
         self._timeout: StartTimeoutError | None = None
-        self._is_ending = False
         # Ranks that wait in init() for one that has ended hear of it; in an elastic job they get another world.
         self._notes = None if limits.is_elastic else EndNotes(job.store, job.id)
         self._unsubscribe = job.subscribe(self._note_key) if limits.is_elastic else lambda: None
@@ -186,22 +166,13 @@ class Driver:
         self._slots.pop(host, None)
         lost = [worker for worker, place in self._places.items() if place == host]
         for worker in lost:
-            if self._membership.has(worker) and has_returned(worker):
+            verdict = self._deaths.agent_lost(worker, text, has_returned(worker), self._worlds.rank_of(worker))
+            if verdict.is_done:
                 self.done(worker, "returned")
-            else:
-                self._lose_with_host(worker, text)
+            elif verdict.is_explained:
+                self._settle(worker)
         self._coming_up.difference_update(lost)
         self._handle(HostLost(host, text))
-
-    def _lose_with_host(self, worker: str, text: str) -> None:
-        """Nobody will say how ``worker`` ended, if it has not ended before."""
-        failure = Failure(FailureKind.EXIT, f"was lost ({text})")
-        self._lost[worker] = text
-        if self._failures.of(worker) is ENDED:
-            self._failures.explain(worker, failure)
-            self._settle(worker)
-        elif not self.is_over and not self._membership.has_left(worker):
-            self._failures.add(worker, self._rank_of(worker), failure)
 
     def host_unusable(self, host: str, text: str | None) -> None:
         """The job wants ``host``, but cannot use it, for the reason ``text``; None: it does not want it any more."""
@@ -221,71 +192,44 @@ class Driver:
         """``worker`` was never started, for the reason ``text``: no failure of it, nor of its host."""
         self._coming_up.discard(worker)
         if self._membership.has(worker):
-            self._done[worker] = text
+            self._deaths.done[worker] = text
             self._handle(WorkerBehind(worker))
 
     def done(self, worker: str, text: str = "ended with exit code 0") -> None:
         """``worker`` has ended with success; ``text`` says how. It may be that the others noticed its end first."""
         self._note_end(worker, text)
         self._coming_up.discard(worker)
-        if self._failures.of(worker) is ENDED:
-            self._acquit(worker, text)
-        elif worker in self.members and worker not in self._former:
-            self._order = self._order or self.members
-            self._done[worker] = text
+        if self._deaths.succeeded(worker, text, self.members):
+            self._settle(worker)
         self._handle(WorkerDone(worker))
 
-    def _acquit(self, worker: str, text: str) -> None:
-        """``worker`` is not lost, as the others took it: without :func:`shutdown` they cannot know."""
-        self._lost.pop(worker, None)
-        self._done[worker] = text
-        self._failures.forget(worker)
-        self._settle(worker)
-
     def failed(self, worker: str, failure: Failure) -> None:
-        """``worker`` has ended without success; that of a worker that has left is no failure.
+        """``worker`` has ended without success; see :meth:`Deaths.failed` for what that means.
 
-        Ignored once the driver ends the workers itself, unless it says more of the cause. Of several failures of one
-        worker the first one counts; in a static job, where they are reports of one end, the likeliest one.
+        Ignored once the driver ends the workers itself, unless it says more of the cause.
         """
-        failure = self._on_trial(worker, self._failures.with_exception(worker, failure))
-        if self._failures.of(worker) is ENDED and not self._is_ending:
-            self._explain(worker, failure)
-        is_known = self._failures.of(worker) is not None
-        if self._is_ending:
-            if worker == self._blamed and failure.kind is FailureKind.EXCEPTION:
-                self._failures.explain(worker, failure)
+        verdict = self._deaths.failed(worker, failure, self._worlds.rank_of(worker))
+        if self.is_ending:
             return
-        self._note_end(worker, failure.text)
-        if is_known:
-            if not self._limits.is_elastic:
-                self._failures.improve(worker, failure)
-            return
-        if worker in self._former and self._membership.has_left(worker):
+        self._note_end(worker, verdict.failure.text)
+        if verdict.is_done:
             self.done(worker)
-            return
-        self._coming_up.discard(worker)
-        self._lost[worker] = failure.text
-        self._failures.add(worker, self._rank_of(worker), failure)
-        self._give_up(worker, failure)
-        has_raised = failure.kind is FailureKind.EXCEPTION and worker not in self._former
-        self._handle(WorkerRaised(worker, failure.text) if has_raised else _failed(worker, failure))
-        if self._end is not None:
-            self._end_within(self._patience.seconds(failure.kind))
-
-    def _on_trial(self, worker: str, failure: Failure) -> Failure:
-        """``failure``; an exception of a worker that never trained, while others did, does not end the job."""
-        if failure.kind is not FailureKind.EXCEPTION or not self._membership.is_on_trial(worker):
-            return failure
-        return replace(failure, kind=FailureKind.EXIT, error=None)
+        if verdict.is_explained:
+            self._settle(worker)
+        if verdict.is_given_up:
+            self._give_up(worker, verdict.failure)
+        if verdict.is_new:
+            self._coming_up.discard(worker)
+        if verdict.event is not None:
+            self._handle(verdict.event)
+        if verdict.is_new and self.is_over:
+            self._end_within(self._patience.seconds(verdict.failure.kind))
 
     def _give_up(self, worker: str, failure: Failure) -> None:
         """End a newcomer that failed: it may have a process still. Nothing else tells of it while the others go on."""
-        if self.is_over or worker in self._former or not self._membership.is_on_trial(worker):
-            return
         self._agents.kill(worker)
         if failure is ENDED:
-            self._untold.append(lambda: self._tell_given_up(worker, self._failures.of(worker)))
+            self._untold.append(lambda: self._tell_given_up(worker, self._deaths.failures.of(worker)))
         else:
             self._tell_given_up(worker, failure)
 
@@ -296,21 +240,13 @@ class Driver:
         logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
 
     def _note_end(self, worker: str, text: str) -> None:
-        if self._notes is not None and worker in self._ranked:
-            self._notes.leave(self._ranked[worker].rank, self._hosts[worker], text)
-
-    def _explain(self, worker: str, failure: Failure) -> None:
-        """How ``worker`` ended, which was lost already."""
-        self._lost[worker] = failure.text
-        self._failures.explain(worker, failure)
-        self._settle(worker)
-        has_raised = failure.kind is FailureKind.EXCEPTION
-        self._handle(WorkerRaised(worker, failure.text) if has_raised else _failed(worker, failure))
+        if self._notes is not None and worker in self._worlds.slots:
+            self._notes.leave(self._worlds.slots[worker].rank, self._hosts[worker], text)
 
     def _settle(self, worker: str) -> None:
         """Nothing more will be known of the end of ``worker``."""
-        self._unexplained.discard(worker)
-        while self._untold and not self._unexplained:
+        self._deaths.unexplained.discard(worker)
+        while self._untold and not self._deaths.unexplained:
             self._untold.pop(0)()
 
     # The end.
@@ -318,12 +254,12 @@ class Driver:
     @property
     def is_over(self) -> bool:
         """Whether no further worker will be started."""
-        return self._end is not None
+        return self._deaths.end is not None
 
     @property
     def has_cause(self) -> bool:
         """Whether a worker failed by itself, and not because of another one."""
-        return self._failures.has_cause
+        return self._deaths.failures.has_cause
 
     @property
     def has_formed(self) -> bool:
@@ -333,12 +269,12 @@ class Driver:
     @property
     def is_ending(self) -> bool:
         """Whether the driver ends the workers."""
-        return self._is_ending
+        return self._deaths.is_ending
 
     @property
     def members(self) -> tuple[str, ...]:
         """The workers of the world that was published last."""
-        return tuple(worker for worker, _ in self._published.workers)
+        return self._worlds.members
 
     def host_of(self, worker: str) -> str:
         """The host that ``worker`` was started on."""
@@ -347,7 +283,7 @@ class Driver:
     @property
     def order(self) -> tuple[str, ...]:
         """The workers in the order of their ranks in the world of the first one that was done."""
-        return self._order
+        return self._deaths.order
 
     def close(self) -> None:
         """Take no more reports of workers; those of a later driver may start again.
@@ -359,27 +295,16 @@ class Driver:
             self._publish_end("its driver ends")
         if self._notes is not None:
             self._notes.withdraw()
-        for worker in list(self._unexplained):
+        for worker in list(self._deaths.unexplained):
             self._settle(worker)
 
     def check(self) -> None:
         """Raise the cause of a failed job: an exception of the user's code as itself, otherwise a WorkerError."""
         if self._timeout is not None:
             raise self._timeout
-        if self._end is None or self._end.error is None:
-            return
-        if not self._failures:
-            raise ExecutorError(self._end.error)
-        cause = self._failures.cause
-        if self._limits.is_elastic and cause.failure.kind is not FailureKind.EXCEPTION and not self._end.unrepaired:
-            raise self._error(self._failures.last or cause, self._end.error)
-        raise cause.failure.error or self._error(cause)
-
-    def _error(self, failed: FailedWorker, text: str = "") -> WorkerError:
-        host, failure = self._hosts[failed.worker], failed.failure
-        rank = _number(failed.worker) if failed.rank is None else failed.rank
-        text = text or f"rank {rank} on {host} {failure.text}"
-        return WorkerError(text, rank, host, failure.exit_code, failure.last_lines)
+        error = self._deaths.error(self._hosts)
+        if error is not None:
+            raise error
 
     def _end_within(self, seconds: float) -> None:
         if seconds > 0:
@@ -388,20 +313,10 @@ class Driver:
             self._end_workers()
 
     def _end_workers(self) -> None:
-        if not self._is_ending:
-            self._blame()
-            self._is_ending = True
-            self._agents.end(self._failures.cause.worker if self._failures else None)
-
-    def _blame(self) -> None:
-        """A rank that raised may run its exit handlers for long. The others name it, and have ended because of it."""
-        rank, text = self._failures.raised_elsewhere or (None, "")
-        worker = None if rank is None or self._limits.is_elastic else self._published.worker_of(rank)
-        if worker is not None and self._membership.has(worker):
-            self._blamed = worker
-            self._failures.add(
-                worker, rank, Failure(FailureKind.EXCEPTION, f"{text}, and its process has not ended yet")
-            )
+        if not self.is_ending:
+            self._deaths.blame(self._worlds.published.worker_of)
+            self._deaths.is_ending = True
+            self._agents.end(self._deaths.failures.cause.worker if self._deaths.failures else None)
 
     # Actions.
 
@@ -412,7 +327,7 @@ class Driver:
             if isinstance(action, Start):
                 self._start(action)
             elif isinstance(action, StopWorker):
-                self._former.add(action.worker)
+                self._deaths.former.add(action.worker)
                 self._agents.stop(action.worker)
             elif isinstance(action, Overdue):
                 self._warn(action)
@@ -423,7 +338,7 @@ class Driver:
 
     def _warn(self, overdue: Overdue) -> None:
         """Tell who has come to no commit in the time that a notice gave."""
-        ranks = {worker: self._formed_last.rank_of(worker) for worker in overdue.workers}
+        ranks = {worker: self._worlds.formed.rank_of(worker) for worker in overdue.workers}
         logger.warning(
             "%s on host %s came to no commit since the notice that the host will be gone at %s; the others %s",
             ", ".join(worker if rank is None else f"rank {rank}" for worker, rank in ranks.items()),
@@ -443,18 +358,15 @@ class Driver:
         self._hosts |= {action.worker: self._machine(action.host) for action in starts}
         self._places |= {action.worker: action.host for action in starts}
         for action in actions:
-            if isinstance(action, Publish) and (self._limits.is_elastic or self._published is NO_WORLD):
+            if isinstance(action, Publish) and (self._limits.is_elastic or not self._worlds.has_any):
                 members = tuple((worker, self._hosts[worker]) for worker in action.members.workers)
                 world = Published(action.members.round, members, action.planned)
-                text = describe(self._formed_last, world, self._lost, self._done)
-                self._show(Published(world.round, members, action.planned, text))
+                text = describe(self._worlds.formed, world, self._deaths.lost, self._deaths.done)
+                self._show(replace(world, text=text))
 
     def _show(self, world: Published) -> None:
-        self._former = (self._former | set(self.members)) - {worker for worker, _ in world.workers}
-        self._published = world
-        self._ranked = world.slots()
-        self._present = {**(self._present if world.planned else {}), world.round: world}
-        self._formed_last = world if self._formed_last is NO_WORLD else self._formed_last
+        self._deaths.published(self.members, [worker for worker, _ in world.workers])
+        self._worlds.publish(world)
         if self._limits.is_elastic:
             logger.debug("world %d: %s", world.round, world.text)
             self._job.store.set(world_key(world.round), world.encode())
@@ -466,18 +378,16 @@ class Driver:
 
     def _environment(self, worker: str, host: str) -> dict[str, str]:
         """The place of ``worker``: that of a newcomer is the one it would have if it joined now."""
-        is_newcomer = worker not in self._ranked
-        joined = Published(-1, (*self._published.workers, (worker, host)))
-        slot = joined.slots()[worker] if is_newcomer else self._ranked[worker]
-        course = Course() if is_newcomer else self._job.course
-        place = environment_of(slot, self._job.host, self._job.port, self._job.secret, course)
+        slot = self._worlds.slots.get(worker)
+        is_newcomer = slot is None
+        place = self._job.place(slot or self._worlds.slot_with(worker, host), is_newcomer)
         if not self._limits.is_elastic:
             return place
-        identity = WorkerIdentity(worker, self._published.round, is_newcomer)
+        identity = WorkerIdentity(worker, self._worlds.published.round, is_newcomer)
         return {**place, **identity.variables(), "HOROVOD_ELASTIC_TIMEOUT": str(self._limits.timeout)}
 
     def _check_up(self, worker: str) -> None:
-        if worker not in self._coming_up or self._is_ending:
+        if worker not in self._coming_up or self.is_ending:
             return
         if self._withdraws(worker):
             return
@@ -486,30 +396,28 @@ class Driver:
             text = f"did not come up within {self._start_timeout:g} s"
             self.failed(worker, Failure(FailureKind.EXIT, text, has_begun=False))
             return
-        missing = ", ".join(sorted(map(str, map(_number, self._coming_up))))
+        missing = ", ".join(sorted(map(str, map(number_of, self._coming_up))))
         self._timeout = StartTimeoutError(
             f"of {self._limits.size} ranks on {', '.join(self._slots)}, these did not come up within "
             f"{self._start_timeout:g} s: {missing}; raise the start timeout if this host is slow "
             "(start_timeout, --start-timeout or HOROVOD_START_TIMEOUT)"
         )
-        self._end = self._end or End(str(self._timeout))
+        self._deaths.end = self._deaths.end or End(str(self._timeout))
         self._end_workers()
 
     def _finish(self, end: End) -> None:
-        self._end = end
-        self._failures.end(end.unrepaired)
-        text = str(self._error(self._failures.cause)) if end.unrepaired else end.error
-        self._publish_end(text or "the job is done")
+        self._publish_end(self._deaths.over(end, self._hosts))
         if end.error is None:
-            self._is_ending = True
+            self._deaths.is_ending = True
             # Newcomers that are on their way, and former workers that do not end by themselves.
             self._agents.after(CAUSE_SECONDS, self._agents.end)
         else:
-            self._end_within(self._patience.seconds(self._failures.cause.failure.kind) if self._failures else 0.0)
+            failures = self._deaths.failures
+            self._end_within(self._patience.seconds(failures.cause.failure.kind) if failures else 0.0)
 
     def _publish_end(self, text: str) -> None:
         if self._limits.is_elastic:
-            over = Published(self._published.round + 1, text=text, is_over=True)
+            over = Published(self._worlds.published.round + 1, text=text, is_over=True)
             self._job.store.set(world_key(over.round), over.encode())
 
     # Reports of workers.
@@ -553,7 +461,7 @@ class Driver:
         self.failed(worker, Failure(FailureKind.EXIT, text))
 
     def _raised(self, worker: str, report: Report) -> None:
-        self._failures.note_exception(worker, report.text)
+        self._deaths.failures.note_exception(worker, report.text)
         if report.is_uncaught:
             self._agents.after(UNCAUGHT_SECONDS, lambda: self._fail_uncaught(worker, report.text))
 
@@ -570,34 +478,28 @@ class Driver:
     def _leave_behind(self, worker: str) -> None:
         """The others do not wait for ``worker``, which ends by itself."""
         logger.info("%s leaves: the other ranks are not in its call of elastic functions", self._place(worker))
-        self._former.add(worker)
+        self._deaths.former.add(worker)
         self._handle(WorkerBehind(worker))
 
     def _leave(self, worker: str) -> None:
         """``worker`` has heard of a world without it, and ends, also if a later world has it again."""
-        self._former.add(worker)
+        self._deaths.former.add(worker)
         self._handle(WorkerLeaves(worker))
 
-    def _rank_of(self, worker: str) -> int | None:
-        """The rank that ``worker`` has had itself: it may never enter the world that was published last."""
-        rank = self._formed_last.rank_of(worker)
-        return self._published.rank_of(worker) if rank is None else rank
-
     def _place(self, worker: str) -> str:
-        rank = self._published.rank_of(worker)
+        rank = self._worlds.published.rank_of(worker)
         return f"{worker if rank is None else f'rank {rank}'} on host {self._hosts[worker]}"
 
     def _formed(self, report: Report) -> None:
-        self._present = {round: world for round, world in self._present.items() if round >= report.round}
         self._report_formed = report
         self._note_stage(report.call, report.round)
-        if report.round == self._published.round:
-            if self._formed_last is not self._published:  # the ranks also agree at the beginning of each call
-                self._untold.append(partial(self._tell, self._formed_last, self._published, report))
-            for worker in self._unexplained:
+        before, world = self._worlds.formed, self._worlds.published
+        if self._worlds.note_formed(report.round):
+            if before is not world:  # the ranks also agree at the beginning of each call
+                self._untold.append(partial(self._tell, before, world, report))
+            for worker in self._deaths.unexplained:
                 self._agents.after(CAUSE_SECONDS, partial(self._settle, worker))
             self._settle("")
-            self._formed_last = self._published
         self._handle(WorldFormed(report.round))
 
     def _note_stage(self, call: int, round: int = 0, has_returned: bool = False) -> None:
@@ -608,9 +510,9 @@ class Driver:
             self._job.store.set(CALL, WorldCall(call, has_returned).encode())
 
     def _tell(self, before: Published, world: Published, report: Report) -> None:
-        text = describe(before, world, self._lost, self._done)
+        text = describe(before, world, self._deaths.lost, self._deaths.done)
         # A script that sets up no log shows warnings, but no more.
-        level = logging.WARNING if losses(before, world, self._lost) else logging.INFO
+        level = logging.WARNING if losses(before, world, self._deaths.lost) else logging.INFO
         line = summary(replace(world, text=text), report.pause, report.lost)
         self._job.store.set(change_key(world.round), line.encode())
         logger.log(level, line)
@@ -622,52 +524,34 @@ class Driver:
 
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""
-        lost = [worker for worker in self.members if self._published.rank_of(worker) in report.ranks]
-        has_raised = any(map(self._failures.has_exception, lost))
-        is_short = len(self.members) - len(lost) < self._limits.least
-        is_bounded = self._limits.resets is not None or self._limits.failures is not None
-        may_end = is_bounded or is_short or has_raised
-        if report.round != self._published.round or may_end:
+        world = self._worlds.published
+        lost = world.workers_of(report.ranks)
+        if report.round != world.round or self._deaths.may_end_job(lost, self.members):
             return
         for worker in lost:
             self.failed(worker, ENDED)
-            self._unexplained.add(worker)
+            self._deaths.unexplained.add(worker)
             self._agents.after(UNEXPLAINED_SECONDS, partial(self._give_up_reason, worker))
 
     def _give_up_reason(self, worker: str) -> None:
         """The others have noticed the end of ``worker`` long ago, but its process has not ended."""
-        if self._failures.of(worker) is ENDED and not self.is_over:
+        if self._deaths.is_unexplained(worker) and not self.is_over:
             self._agents.kill(worker)
-            self._explain(worker, replace(ENDED, text=f"{ENDED.text} for the others, but not its process"))
+            event = self._deaths.explain(worker, STUCK)
+            self._settle(worker)
+            self._handle(event)
 
     def _judge(self, accuser: str, report: Report) -> None:
-        """End the workers that others have lost, unless the present world is without them.
-
-        They may have been lost in a world whose successor, with them, was already planned.
-        """
-        world = self._present.get(report.round)
+        """End the workers that others have lost, or the accuser; see :meth:`Deaths.judge`."""
         if self.is_over:
             return
-        if world is None:
-            self._dismiss(accuser)
-            return
-        accused = ({world.worker_of(rank) for rank in report.ranks} - {accuser}) & set(self.members)
-        for worker in sorted(filter(None, accused)):
+        world = self._worlds.present.get(report.round)
+        accused = None if world is None else world.workers_of(report.ranks)
+        judgement = self._deaths.judge(accuser, accused, self.members)
+        for worker in judgement.dead:
             self._agents.kill(worker)
-            self.failed(worker, Failure(FailureKind.EXIT, "no longer answered"))
-        if not accused:
+            self.failed(worker, SILENT)
+        for worker in judgement.dismissed:
+            self._agents.kill(worker)
+        if judgement.has_failed:
             self._handle(WorldFailed(report.round, report.text))
-
-    def _dismiss(self, worker: str) -> None:
-        """End a ``worker`` that a later world was formed without: it may wait for a world that never comes."""
-        if worker in self._former:
-            self._agents.kill(worker)
-
-
-def _failed(worker: str, failure: Failure) -> WorkerFailed:
-    return WorkerFailed(worker, failure.text, failure is not ENDED, failure.has_begun)
-
-
-def _number(worker: str) -> int:
-    """The number of a worker: its rank in a static job."""
-    return int(worker.rpartition("-")[2])

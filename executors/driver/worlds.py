@@ -11,7 +11,7 @@ report, which all workers make again for the n-th time.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from collectives.api import Topology, World
@@ -128,10 +128,69 @@ class Published:
         """The worker that has ``rank``; None if there is no such rank."""
         return next((worker for worker, slot in self.slots().items() if slot.rank == rank), None)
 
+    def workers_of(self, ranks: Collection[int]) -> list[str]:
+        """The workers that have ``ranks``, in the order of this world."""
+        return [worker for worker, slot in self.slots().items() if slot.rank in ranks]
+
     def rank_of(self, worker: str) -> int | None:
         """The rank of ``worker``; None if it is no member."""
         slot = self.slots().get(worker)
         return None if slot is None else slot.rank
+
+
+NO_WORLD = Published(-1)
+
+
+class WorldHistory:
+    """The worlds of a job, as its driver knows them.
+
+    ``published`` is the last one, and ``slots`` are its. ``formed`` is the last one that formed, or else the first one:
+    changes are told since that one. ``present``, by round, are those since the last one that formed or was not planned:
+    ranks may be in any of them.
+    """
+
+    def __init__(self) -> None:
+        self.published = self.formed = NO_WORLD
+        self.slots: dict[str, Slot] = {}
+        self._formed_slots: dict[str, Slot] = {}
+        self.present: dict[int, Published] = {}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a world."""
+        return self.published is not NO_WORLD
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The workers of the last one."""
+        return tuple(worker for worker, _ in self.published.workers)
+
+    def publish(self, world: Published) -> None:
+        """``world`` is the next one."""
+        self.published, self.slots = world, world.slots()
+        self.present = {**(self.present if world.planned else {}), world.round: world}
+        if self.formed is NO_WORLD:
+            self._form()
+
+    def note_formed(self, round: int) -> bool:
+        """The world of ``round`` has formed. Returns whether it is the last one."""
+        self.present = {number: world for number, world in self.present.items() if number >= round}
+        if round != self.published.round:
+            return False
+        self._form()
+        return True
+
+    def _form(self) -> None:
+        self.formed, self._formed_slots = self.published, self.slots
+
+    def rank_of(self, worker: str) -> int | None:
+        """The rank that ``worker`` has had itself: it may never enter the world that was published last."""
+        slot = self._formed_slots.get(worker) or self.slots.get(worker)
+        return None if slot is None else slot.rank
+
+    def slot_with(self, worker: str, host: str) -> Slot:
+        """The slot of a newcomer on ``host``, if it joined the last world now."""
+        return Published(-1, (*self.published.workers, (worker, host))).slots()[worker]
 
 
 @dataclass(frozen=True, slots=True)

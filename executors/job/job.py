@@ -63,6 +63,8 @@ class Job:
         self.secret = secret or JobSecret()
         self.course = course or Course(time.time())
         self._server = RendezvousServer(self.secret.key, host=host)
+        self.store: Store = self._server.store
+        """That of the rendezvous server, in this process."""
         self._inbox = Inbox(self._server.store)
         self._port = 0
 
@@ -86,11 +88,6 @@ class Job:
         """The port of the rendezvous server; 0 while it is down."""
         return self._port
 
-    @property
-    def store(self) -> Store:
-        """The store of the rendezvous server, in this process."""
-        return self._server.store
-
     def subscribe(self, observer: Observer) -> Callable[[], None]:
         """Call ``observer(key)`` at each change of the store, until the result is called; see MemoryStore."""
         return self._server.store.subscribe(observer)
@@ -109,7 +106,12 @@ class Job:
             raise ValueError(f"slot {slot} belongs to a job of {slot.size} ranks, this one has {self.size}")
         if not self._port:
             raise RuntimeError("the rendezvous server is not running; use the job inside its with block")
-        return environment_of(slot, self.host, self._port, self.secret, self.course)
+        return self.place(slot)
+
+    def place(self, slot: Slot, is_newcomer: bool = False) -> dict[str, str]:
+        """As :meth:`environment`, for a job of any size; a worker ``is_newcomer`` if the job has begun without it."""
+        course = Course() if is_newcomer else self.course
+        return environment_of(slot, self.host, self._port, self.secret, course)
 
 
 def environment_of(slot: Slot, host: str, port: int, secret: JobSecret, course: Course) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which workers are in the next world of a job: pure, without clock, thread, process or socket.
+"""Which workers are in the next world of a job, and what the end of one means: pure, without clock, thread or socket.
 
 The driver reports events and executes actions. A worker keeps its id for the life of its process; its rank belongs to a
 world. A static job is the same with as many workers at least as at most, and no resets.

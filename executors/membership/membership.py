@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
 
+from executors.api import worker_id
+from executors.membership.deaths import Losses
 from executors.membership.events import (
     Action,
     End,
@@ -33,7 +35,6 @@ from executors.membership.events import (
 )
 from executors.membership.hosts import Hosts, spread
 from executors.membership.limits import ElasticCounts, Limits
-from executors.membership.losses import Losses
 
 GATHER_SECONDS = 0.5
 """A newcomer that is ready waits this long for others that still start, so that they come in by one change."""
@@ -274,7 +275,7 @@ class Membership:
         if not places or not self._may_start(len(places)):
             return
         for host in places:
-            worker = f"worker-{self._started}"
+            worker = worker_id(self._started)
             self._started += 1
             self._workers[worker] = _Worker(host)
             self._actions.append(Start(worker, host))

@@ -5,35 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
+from collectives.api import override
 from collectives.cores import usable_cores
 from collectives.net.interfaces import LOOPBACK
-from executors.agents.hosts.remote import AgentPlan, OtherHosts
+from executors.agents.hosts.remote import AgentPlan, AgentReporter, OtherHosts
 from executors.agents.hosts.shell import RemoteShell
-from executors.agents.local.output import Output, Tails, say
+from executors.agents.local.job import ProcessJob, Program
+from executors.agents.local.output import Output, say
 from executors.agents.local.supervisor import (
     GRACE_SECONDS,
     Ended,
     Event,
-    MessageReceived,
     Supervisor,
     Unheard,
     WorkerStarted,
     ending_signal,
 )
 from executors.agents.local.work import NOT_STARTED, WorkerPayload
-from executors.api import ExecutorError
+from executors.api import ExecutorError, number_of, worker_id
 from executors.dashboard.address import Address
-from executors.dashboard.dashboard import Dashboard
-from executors.driver.driver import Driver
-from executors.driver.failures import Failure, FailureKind
 from executors.job.discovery import HostDiscovery, HostWatch
 from executors.job.environment import shared_threads
 from executors.job.host import address_for, is_this_host
@@ -74,39 +71,22 @@ class HostsOptions:
     dashboard: Address | None = None
 
 
-class Program(Protocol):
-    """Handles the events of the workers of a job; workers have numbers."""
-
-    def started(self, job: HostsJob, number: int) -> None:
-        """Its process has started."""
-
-    def received(self, job: HostsJob, number: int, message: bytes) -> None:
-        """It sent ``message``."""
-
-    def failure(self, number: int, code: int, last_lines: tuple[str, ...]) -> Failure | None:
-        """The failure of a worker whose process ended with ``code``; None if it did its work."""
-
-    def has_returned(self, number: int) -> bool:
-        """Whether it did its work, however its process ends."""
-
-
-class HostsJob:
+class HostsJob(ProcessJob, AgentReporter):
     """One job, from the rendezvous server to the last worker: a context manager.
 
     A failure ends a static job, and so the other workers. Leaving the block ends the workers that still run, see
-    :class:`.crew.Crew`, and raises the failure, if there was one. Of several failures it raises the likeliest cause.
+    :class:`executors.agents.local.supervisor.Supervisor`, and raises the failure, if there was one. Of several failures
+    it raises the likeliest cause.
     """
 
     def __init__(self, limits: Limits, options: HostsOptions, work: WorkerPayload, program: Program) -> None:
-        self._limits = limits
+        output = Output(limits.size, options.output_directory, options.timestamp)
+        job = Job(limits.size, _address(options))
+        super().__init__(limits, job, program, output, options.start_timeout, options.dashboard)
         self._options = options
         self._work = work
-        self._program = program
         self._hosts = _named(options.hosts or {})
         self._has_begun = False
-        self._job = Job(limits.size, _address(options))
-        self._dashboard = Dashboard(self._job, options.dashboard)
-        self._output = Output(limits.size, options.output_directory, options.timestamp)
         self._is_leaving = False
         self._has_crew = self._has_hung_up = False
         self._unheard: set[int] = set()
@@ -114,32 +94,25 @@ class HostsJob:
         self._unused: set[str] = set()
         self._wanted_here = 0
         self._others: OtherHosts | None = None
-        self._stack = ExitStack()
         # A discovery may find any number of slots; with more ranks than cores, each has one thread in any case.
         ranks = self._hosts.get(HOST, 1) if self._hosts else min(limits.most, max(limits.size, usable_cores()))
         self._threads = shared_threads({**os.environ, **options.environment}, usable_cores(), ranks)
 
-    def __enter__(self) -> HostsJob:
-        with ExitStack() as stack:
-            stack.enter_context(self._job)
-            stack.enter_context(self._dashboard)
-            stack.enter_context(self._output)
-            self._tails = Tails(self._dashboard.watched(self._output))
-            self._launch = stack.enter_context(self._work.opened())
-            self.crew = stack.enter_context(Supervisor(self._options.grace))
-            self._has_crew = True
-            if self._options.shell is not None:
-                self._others = stack.enter_context(self._other_hosts(self._options.shell))
-            stack.push(self._leave)
-            self.driver = Driver(self._limits, self._job, self, self._options.start_timeout)
-            stack.callback(self.driver.close)
-            self._stack = stack.pop_all()
-        return self
+    @override
+    def _open(self, stack: ExitStack) -> None:
+        super()._open(stack)
+        self._launch = stack.enter_context(self._work.opened())
+        self._crew = self._loop = stack.enter_context(Supervisor(self._options.grace))
+        self._has_crew = True
+        if self._options.shell is not None:
+            self._others = stack.enter_context(self._other_hosts(self._options.shell))
+        stack.push(self._leave)
 
+    @override
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
         if error is None:
             self.driver.check()
 
@@ -152,16 +125,16 @@ class HostsJob:
             return
         try:
             self._others.end(None, ending_signal(error))
-            self.crew.leave(ending_signal(error), self._others.leave)
+            self._crew.leave(ending_signal(error), self._others.leave)
         except BaseException:
             self._others.hurry()
-            self.crew.hurry()
+            self._crew.hurry()
             raise
 
     def run(self) -> None:
         """Return when every worker has ended and none will be started."""
         self._find_hosts()
-        for event in self.crew.events(self._is_over):
+        for event in self._crew.events(self._is_over):
             self.happened(event)
 
     def pass_on(self, number: int) -> None:
@@ -173,7 +146,7 @@ class HostsJob:
 
     def _pass_on(self, number: int) -> None:
         self._has_hung_up |= number == signal.SIGHUP
-        is_heard = self.crew.pass_on(number)
+        is_heard = self._crew.pass_on(number)
         if not (self._others is not None and self._others.pass_on(number)) and not is_heard and not self._is_leaving:
             self._missed(number)
 
@@ -184,9 +157,10 @@ class HostsJob:
 
     # Agents.
 
+    @override
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
         """A static job raises OSError where no process can be started."""
-        number, given = _number(worker), {**environment, **self._dashboard.variables(), **self._options.environment}
+        number, given = number_of(worker), self.variables(environment, self._options.environment)
         if self._others is None or host == HOST:
             self._start_here(number, {**os.environ, **given, **self._threads})
         else:
@@ -194,33 +168,30 @@ class HostsJob:
 
     def _start_here(self, number: int, environment: Mapping[str, str]) -> None:
         try:
-            self._launch(self.crew, number, environment, self._tails)
+            self._launch(self._crew, number, environment, self._tails)
         except OSError as error:
             if not self._limits.is_elastic:
                 raise
             self.soon(partial(self.not_started, number, NOT_STARTED.format(error)))
 
+    @override
     def stop(self, worker: str) -> None:
-        self.crew.stop(_number(worker))
+        self._crew.stop(number_of(worker))
         if self._others is not None:
-            self._others.stop(_number(worker))
+            self._others.stop(number_of(worker))
 
+    @override
     def kill(self, worker: str) -> None:
-        self.crew.kill(_number(worker))
+        self._crew.kill(number_of(worker))
         if self._others is not None:
-            self._others.kill(_number(worker))
+            self._others.kill(number_of(worker))
 
+    @override
     def end(self, spare: str | None = None) -> None:
-        number = None if spare is None else _number(spare)
-        self.crew.end(number)
+        number = None if spare is None else number_of(spare)
+        self._crew.end(number)
         if self._others is not None:
             self._others.end(number)
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self.crew.after(seconds, action)
-
-    def soon(self, action: Callable[[], None]) -> None:
-        self.crew.soon(action)
 
     # Hosts.
 
@@ -253,6 +224,7 @@ class HostsJob:
                 logger.warning("host %s is not used: %s", name, NO_SHELL)
             self._unused.add(name)
 
+    @override
     def agents_changed(self) -> None:
         if self._is_leaving:
             return
@@ -263,10 +235,12 @@ class HostsJob:
             self._has_begun = True
             self.driver.found(self._hosts)
 
+    @override
     def host_lost(self, host: str, text: str) -> None:
         if not self._is_leaving:
-            self.driver.host_lost(host, text, lambda worker: self._program.has_returned(_number(worker)))
+            super().host_lost(host, text)
 
+    @override
     def host_unusable(self, host: str, text: str) -> None:
         """A static job needs all of its hosts at the start."""
         if self._is_leaving:
@@ -280,42 +254,41 @@ class HostsJob:
 
     def _other_hosts(self, shell: RemoteShell) -> OtherHosts:
         plan = AgentPlan(shell, self._work, self._options.start_timeout, self._options.grace, self._limits.most)
-        return OtherHosts(self._job, plan, self.crew, self._tails, self)
+        return OtherHosts(self._job, plan, self._crew, self._tails, self)
 
     def _is_over(self) -> bool:
         return self.driver.is_over and (self._others is None or self._others.leave())
 
     # Events.
 
+    @override
     def happened(self, event: Event) -> None:
         """Act on an event of a worker, here or on another host."""
         if event.rank < 0:
             self._agent_happened(event)
         elif self._is_leaving:
             return
-        elif isinstance(event, WorkerStarted):
-            self._started(event)
-        elif isinstance(event, MessageReceived):
-            self._program.received(self, event.rank, event.message)
         elif isinstance(event, Unheard):
             self._not_heard(event)
         else:
-            self._ended(event)
+            self._say(event)
+            self._check_hung_up(event)
+            super().happened(event)
 
+    @override
     def not_started(self, number: int, text: str) -> None:
         if not self._is_leaving:
-            self.driver.failed(f"worker-{number}", Failure(FailureKind.EXIT, text, has_begun=False))
+            super().not_started(number, text)
 
     def _agent_happened(self, event: Event) -> None:
         if isinstance(event, Ended) and self._others is not None:
             self._others.agent_ended(event)
 
-    def _started(self, event: WorkerStarted) -> None:
-        if self._options.verbose:
-            host = self.driver.host_of(f"worker-{event.rank}")
+    def _say(self, event: Event) -> None:
+        if self._options.verbose and isinstance(event, WorkerStarted):
+            host = self.driver.host_of(worker_id(event.rank))
             size = "" if self._limits.is_elastic else f" of {self._limits.size}"
             say(f"{self._name(event.rank)}{size} is process {event.pid} on {host}")
-        self._program.started(self, event.rank)
 
     def _not_heard(self, event: Unheard) -> None:
         """Say it once for each signal, with the first of its workers."""
@@ -325,30 +298,18 @@ class HostsJob:
         self._unheard.add(event.number)
 
     def _name(self, number: int) -> str:
-        return f"worker-{number}" if self._limits.is_elastic else f"rank {number}"
+        return worker_id(number) if self._limits.is_elastic else f"rank {number}"
 
-    def _ended(self, event: Ended) -> None:
-        self._check_hung_up(event)
-        worker = f"worker-{event.rank}"
-        failure = self._program.failure(event.rank, event.code, self._tails.last_lines(event.rank))
-        if failure is None:
-            self.driver.done(worker)
-        else:
-            self.driver.failed(worker, failure)
-
-    def _check_hung_up(self, event: Ended) -> None:
+    def _check_hung_up(self, event: Event) -> None:
         """A closed terminal ends a job whose ranks have no handler, also an elastic one."""
-        if self._has_hung_up and _signal_of(event.code) == signal.SIGHUP and not self.driver.is_over:
+        is_its_end = isinstance(event, Ended) and _signal_of(event.code) == signal.SIGHUP
+        if is_its_end and self._has_hung_up and not self.driver.is_over:
             raise SystemExit(BY_SIGNAL + signal.SIGHUP)
 
 
 def _signal_of(code: int) -> int:
     """The signal of an exit code, also of a shell."""
     return -code if code < 0 else code - BY_SIGNAL
-
-
-def _number(worker: str) -> int:
-    return int(worker.rpartition("-")[2])
 
 
 def _named(hosts: Mapping[str, int]) -> dict[str, int]:

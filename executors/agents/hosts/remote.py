@@ -16,8 +16,9 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
+from collectives.api import override
 from collectives.settings import ENVIRONMENT_SECRET
-from executors.agents.hosts.agent_server import AgentConnection, AgentServer
+from executors.agents.hosts.agent_server import AgentConnection, AgentServer, Listener
 from executors.agents.hosts.messages import (
     SAME_VERSIONS,
     AgentFailed,
@@ -34,7 +35,7 @@ from executors.agents.hosts.messages import (
 from executors.agents.hosts.shell import RemoteShell, script
 from executors.agents.local.output import Lines, Sink, Sinks, SinkTable, Tail, TeeSink
 from executors.agents.local.python import search_path
-from executors.agents.local.supervisor import Ended, Event, Supervisor, WorkerStarted
+from executors.agents.local.supervisor import Ended, Event, Supervisor, WorkerStarted, longest_end
 from executors.agents.local.work import WorkerPayload
 from executors.job.environment import packed, shared, startup
 from executors.job.job import Job, secret_variable
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0
 MOST_DOUBLINGS = 10
-# The time of an agent beyond the grace of its workers, to see them end.
-GUARD_SECONDS = 10.0
 SHOWN_LINES = 3
 LOST_ADVICE = "look at that host and at its network; it is tried again"
 OWN_ADVICE = "look at the limits and at the disks of the host of this process"
@@ -104,7 +103,7 @@ class _Host:
     output: Tail = field(default_factory=Tail)
 
 
-class OtherHosts:
+class OtherHosts(Listener):
     """Agents on the hosts that are :meth:`wanted`: a context manager.
 
     They are processes of ``crew`` with negative numbers. All methods are called in the loop of the crew, and so are
@@ -184,7 +183,7 @@ class OtherHosts:
     def end(self, spare: int | None, number: int = signal.SIGTERM) -> None:
         """Ask all workers to end by ``number``, ``spare`` last. A host that does not obey counts as lost."""
         self._tell_all(EndAll(spare, number))
-        self._crew.after(2 * self._plan.grace + GUARD_SECONDS, self._give_up_workers)
+        self._crew.after(longest_end(self._plan.grace), self._give_up_workers)
 
     def leave(self) -> bool:
         """End the agents without workers; whether no worker is left."""
@@ -274,7 +273,7 @@ class OtherHosts:
             self._crew.kill(host.number)
         else:
             host.link.send(AgentLeave())
-            self._crew.after(2 * self._plan.grace + GUARD_SECONDS, partial(self._crew.kill, host.number))
+            self._crew.after(longest_end(self._plan.grace), partial(self._crew.kill, host.number))
         host.phase = _Phase.LEAVING
 
     def _left(self, host: _Host) -> None:
@@ -304,12 +303,15 @@ class OtherHosts:
 
     # In the thread of the switchboard.
 
+    @override
     def connected(self, link: AgentConnection) -> None:
         self._crew.soon(lambda: self._connected(link))
 
+    @override
     def received(self, link: AgentConnection, message: FromAgent) -> None:
         self._crew.soon(lambda: self._received(message))
 
+    @override
     def disconnected(self, link: AgentConnection, text: str) -> None:
         self._crew.soon(lambda: self._disconnected(link, text))
 

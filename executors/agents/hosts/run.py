@@ -3,77 +3,16 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Sequence
 
 from executors.agents.hosts.job import START_TIMEOUT_SECONDS, HostsJob, HostsOptions
+from executors.agents.local.job import CommandProgram, FunctionProgram
 from executors.agents.local.processes import passed_on
 from executors.agents.local.python import search_path
-from executors.agents.local.supervisor import TEARDOWN_SECONDS, ended
 from executors.agents.local.work import CallWork, CommandWork
-from executors.driver.driver import Driver
-from executors.driver.failures import Failure
-from executors.driver.outcome import Outcome
 from executors.job.arguments import resolve_seconds
 from executors.membership import Limits
-
-
-class FunctionJob(Protocol):
-    """The job of a function, as its outcomes need it."""
-
-    driver: Driver
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        pass
-
-    def end(self, spare: str | None = None) -> None:
-        pass
-
-
-class FunctionOutcomes:
-    """Handles the events of workers that run a function; workers have numbers."""
-
-    def __init__(self) -> None:
-        self._outcomes: dict[str, Outcome] = {}
-
-    def started(self, job: FunctionJob, number: int) -> None:
-        """Its process has started; it is up when it has imported its modules, and says so."""
-
-    def received(self, job: FunctionJob, number: int, message: bytes) -> None:
-        """It sent ``message``: an empty one says that it is up, the other one has its outcome."""
-        worker = f"worker-{number}"
-        if not message:
-            job.driver.up(worker)
-            return
-        outcome: Outcome = pickle.loads(message)
-        self._outcomes[worker] = outcome
-        if outcome.failed:
-            job.driver.failed(worker, outcome.failure())
-        elif set(job.driver.members) <= self._outcomes.keys():
-            job.after(TEARDOWN_SECONDS, job.end)
-
-    def failure(self, number: int, code: int, last_lines: tuple[str, ...]) -> Failure | None:
-        """The failure of a worker whose process ended with ``code``; None if it did its work."""
-        outcome = self._outcomes.get(f"worker-{number}")
-        if outcome is None:
-            return ended(code, last_lines, " before its function returned")
-        return replace(outcome.failure(), exit_code=code) if outcome.failed else None
-
-    def has_returned(self, number: int) -> bool:
-        """Whether the function has returned a value."""
-        outcome = self._outcomes.get(f"worker-{number}")
-        return outcome is not None and not outcome.failed
-
-    def values(self, order: Sequence[str]) -> list[object]:
-        """The values of the workers that returned one, in ``order``. Raises WorkerError for one that cannot be read.
-
-        The job did not fail. If a worker of it did, as a newcomer that came when the others were done, it has no value.
-        """
-        outcomes = (self._outcomes[worker] for worker in order if worker in self._outcomes)
-        return [outcome.unwrap() for outcome in outcomes if not outcome.failed]
 
 
 def run_command(command: Sequence[str], limits: Limits, options: HostsOptions) -> None:
@@ -87,7 +26,7 @@ def run_command(command: Sequence[str], limits: Limits, options: HostsOptions) -
     """
     work = CommandWork(tuple(command))
     work.check(options.environment)
-    job = HostsJob(limits, options, work, _Command())
+    job = HostsJob(limits, options, work, CommandProgram())
     with passed_on(job.pass_on), job:
         job.run()
 
@@ -95,20 +34,6 @@ def run_command(command: Sequence[str], limits: Limits, options: HostsOptions) -
 def resolve_start_timeout(seconds: float | None) -> float:
     """``seconds``, or else HOROVOD_START_TIMEOUT, or else 30. Raises ValueError unless it is a positive number."""
     return resolve_seconds(seconds, "start_timeout", "HOROVOD_START_TIMEOUT", START_TIMEOUT_SECONDS)
-
-
-class _Command:
-    def started(self, job: HostsJob, number: int) -> None:
-        job.driver.up(f"worker-{number}")
-
-    def received(self, job: HostsJob, number: int, message: bytes) -> None:
-        """A command sends none."""
-
-    def failure(self, number: int, code: int, last_lines: tuple[str, ...]) -> Failure | None:
-        return None if code == 0 else ended(code, last_lines)
-
-    def has_returned(self, number: int) -> bool:
-        return False
 
 
 def run_function(
@@ -125,7 +50,6 @@ def run_function(
     path = search_path({**os.environ, **options.environment}.get("PYTHONPATH"))
     work = CallWork(call, os.fspath(executable or sys.executable), path)
     work.check(options.environment)
-    outcomes = FunctionOutcomes()
-    with HostsJob(limits, options, work, outcomes) as job:
+    with HostsJob(limits, options, work, FunctionProgram()) as job:
         job.run()
-    return outcomes.values(job.driver.order)
+    return job.values()

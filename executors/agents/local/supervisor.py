@@ -18,12 +18,12 @@ from types import TracebackType
 from executors.agents.local.output import Lines, Sinks
 from executors.agents.local.processes import Pipe, WorkerProcess
 from executors.api import WorkerError
-from executors.driver.failures import Failure, kind_of_end
 from executors.job.arguments import resolve_seconds
 from executors.job.connection import Frames
+from executors.membership.failures import Failure, kind_of_end
 
 GRACE_SECONDS = 5.0
-# The time of a guard beyond the grace, to kill the remaining processes and to see them end.
+# The time of a guard, or of an agent, beyond the grace: to kill the remaining processes and to see them end.
 GUARD_SECONDS = 10.0
 
 
@@ -66,6 +66,11 @@ REPORTS: Mapping[str, type[WorkerStarted | Unheard]] = {"started": WorkerStarted
 def resolve_grace(seconds: float | None = None) -> float:
     """``seconds``, or else HOROVOD_GRACE_SECONDS, or else 5. Raises ValueError unless it is a positive number."""
     return resolve_seconds(seconds, "grace_seconds", "HOROVOD_GRACE_SECONDS", GRACE_SECONDS)
+
+
+def longest_end(grace: float) -> float:
+    """The seconds after which workers that were asked to end have ended, or the one that watches them is stuck."""
+    return 2 * grace + GUARD_SECONDS
 
 
 def ending_signal(error: BaseException | None) -> int:
@@ -202,7 +207,7 @@ class Supervisor:
         """
         self._terminate(lambda member: member.rank != spare and not member.in_background, number)
         self.after(self._grace, self._terminate)
-        self.after(2 * self._grace + GUARD_SECONDS, self._kill)
+        self.after(longest_end(self._grace), self._kill)
 
     def hurry(self) -> None:
         """Kill all workers now, and drop their output: the console itself may have failed."""

@@ -26,10 +26,11 @@ from executors.agents.local.work import CallWork
 from executors.agents.mpi.launch import MpiConsole, environment_of, launch, mpirun_of
 from executors.agents.mpi.mpirun import MpiJob
 from executors.api import ExecutorError, JobSecret, StartTimeoutError, WorkerError
-from executors.driver.failures import CAUSE_SECONDS, Failure, Failures, kind_of_end, with_last_lines
 from executors.driver.outcome import Outcome, values
 from executors.job.host import address_for, is_this_host
 from executors.job.job import secret_variable
+from executors.membership.deaths import Failures
+from executors.membership.failures import CAUSE_SECONDS, Failure, kind_of_end, with_last_lines
 
 
 @dataclass(frozen=True, slots=True)

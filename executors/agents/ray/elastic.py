@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import ray
 
-from executors.agents.ray.actors import Actors, ActorWork
+from collectives.api import override
+from executors.agents.ray.actors import Actors, ActorWork, Events
 from executors.agents.ray.log import Callback, listen
 from executors.agents.ray.placement.autoscaler import Demand
 from executors.agents.ray.placement.discovery import RoomDiscovery
@@ -19,15 +20,13 @@ from executors.agents.ray.placement.room import ClusterRoom, GroupRoom, Room, ro
 from executors.agents.ray.placement.withdrawal import Withdrawal
 from executors.api import ExecutorError, PlacementError, WorkerError
 from executors.dashboard.address import Address
-from executors.dashboard.dashboard import Dashboard
-from executors.driver.driver import Driver
-from executors.driver.failures import Failure
+from executors.driver.job import LiveJob
 from executors.driver.outcome import Outcome
 from executors.job.discovery import HostDiscovery, HostWatch
-from executors.job.environment import interface_variables
 from executors.job.job import Job
 from executors.job.loop import Loop
 from executors.membership import Limits
+from executors.membership.failures import Failure
 
 logger = logging.getLogger(__name__)
 
@@ -86,48 +85,36 @@ def run_elastic(
     return job.values()
 
 
-class ElasticRayJob:
-    """The agents of the driver of one job, and its loop: a context manager that leaves no actor behind."""
+class ElasticRayJob(LiveJob, Events):
+    """One job, whose workers are actors: a context manager that leaves none of them behind."""
+
+    _loop: Loop
 
     def __init__(
         self, work: ActorWork, limits: Limits, options: ElasticOptions, callbacks: Sequence[Callback] = ()
     ) -> None:
         self._room, limits = _room_and_limits(options, limits)
-        self._limits = limits
+        # Any node may join, so the address must be one that other nodes can reach.
+        job, seconds = Job(limits.size, ray.util.get_node_ip_address()), options.start_timeout
+        super().__init__(limits, job, seconds, options.dashboard, withdraws=self._withdraw_late)
         self._options = options
         self._callbacks = callbacks
-        # Any node may join, so the address must be one that other nodes can reach.
-        self._job = Job(limits.size, ray.util.get_node_ip_address())
-        self._dashboard = Dashboard(self._job, options.dashboard, "hvd_cluster")
         self._loop = Loop()
         self._actors = Actors(options.shape, self._room, work, self, self._loop.soon)
         self._discovery = RoomDiscovery(self._room, self._actors.shares, limits.least, options.discovery)
         self._withdrawal = Withdrawal(self._actors, self._discovery, limits.least, options.start_timeout)
-        self._outcomes: dict[str, Outcome] = {}
         wanted = limits.most if limits.is_bounded else limits.size
         self._demand = None if self._room.is_fixed else Demand(wanted, options.need, options.labels)
         self._names = Names(places_now)
         self._departures = Departures()
         self._known: set[str] = set()
-        self._stack = ExitStack()
 
-    def __enter__(self) -> ElasticRayJob:
-        with ExitStack() as stack:
-            stack.enter_context(self._job)
-            stack.enter_context(self._dashboard)
-            self.driver = Driver(
-                self._limits, self._job, self, self._options.start_timeout, withdraws=self._withdraw_late
-            )
-            stack.callback(self.driver.close)
-            stack.callback(listen(self._job, self.soon, self._callbacks))
-            stack.callback(self._actors.close)
-            if self._demand is not None:
-                stack.callback(self._demand.withdraw)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    @override
+    def _begin(self, stack: ExitStack) -> None:
+        stack.callback(listen(self._job, self.soon, self._callbacks))
+        stack.callback(self._actors.close)
+        if self._demand is not None:
+            stack.callback(self._demand.withdraw)
 
     def run(self) -> None:
         """Return when every worker has ended and none will be started. Raises the failure, if there was one."""
@@ -143,49 +130,42 @@ class ElasticRayJob:
         except ExecutorError as error:
             raise self._explained(error) from error.__cause__
 
-    def values(self) -> list[object]:
-        """The values of the workers in the order of their ranks."""
-        return [self._outcomes[worker].unwrap() for worker in self.driver.order if worker in self._outcomes]
-
     # Agents.
 
+    @override
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
-        given = {
-            **interface_variables(self._options.nics),
-            **environment,
-            **self._dashboard.variables(),
-            **self._options.variables,
-        }
+        given = self.variables(environment, self._options.variables, self._options.nics)
         self._actors.start(worker, self._names.node(host), given)
 
+    @override
     def stop(self, worker: str) -> None:
         """Such a worker has nothing to hand over."""
         self._actors.kill(worker)
 
+    @override
     def kill(self, worker: str) -> None:
         self._actors.kill(worker)
 
+    @override
     def end(self, spare: str | None = None) -> None:
         self._actors.end()
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self._loop.after(seconds, action)
-
-    def soon(self, action: Callable[[], None]) -> None:
-        self._loop.soon(action)
-
     # Events.
 
+    @override
     def up(self, worker: str) -> None:
         self.driver.up(worker)
 
+    @override
     def returned(self, worker: str, outcome: Outcome) -> None:
-        self._outcomes[worker] = outcome
-        self.driver.done(worker, "returned")
+        self.outcomes[worker] = outcome
+        self.report(worker, outcome)
 
+    @override
     def raised(self, worker: str, outcome: Outcome) -> None:
-        self.driver.failed(worker, outcome.failure())
+        self.report(worker, outcome)
 
+    @override
     def lost(self, worker: str, node: str, failure: Failure) -> None:
         reason = death_of(node)
         if reason is None:

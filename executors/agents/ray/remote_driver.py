@@ -23,10 +23,10 @@ from executors.agents.ray.placement.request import RayRequest
 from executors.agents.ray.settings import MiniSettings
 from executors.agents.ray.worker import HorovodWorker
 from executors.api import ExecutorError
-from executors.driver.failures import brief
 from executors.driver.outcome import dump_error
 from executors.job.call import Call
 from executors.membership import Limits
+from executors.membership.failures import brief
 
 # The parts of a driver use these loggers.
 LOGGERS = ("executors", "collectives")

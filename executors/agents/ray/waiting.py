@@ -12,14 +12,16 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
 
+from collectives.api import override
 from executors.agents.ray.group import JobActor
-from executors.api import StartTimeoutError, WorkerError
+from executors.api import StartTimeoutError, WorkerError, worker_id
 from executors.driver.driver import Driver
-from executors.driver.failures import Failure, FailureKind, Patience
+from executors.driver.job import JobShell
 from executors.driver.outcome import Outcome, values
 from executors.job.job import Job
 from executors.job.loop import Loop
 from executors.membership import Limits
+from executors.membership.failures import Failure, FailureKind, Patience
 
 GRACE_S = 5.0
 TICK_S = 10.0
@@ -29,25 +31,27 @@ Send = Callable[[JobActor, Mapping[str, str]], "ObjectRef[bytes]"]
 """Sends the call to a worker that has this environment in the job; the value is a pickled outcome."""
 
 
-class CallOnRanks:
-    """The agents of the driver of one call on ``members``, by rank, and its loop.
+class CallOnRanks(JobShell):
+    """One call on ``members``, by rank.
 
     The death of a worker ends the wait at once. An exception ends it after a grace of a few seconds, in which the other
     workers may finish, too, or report the cause: the error of a rank that lost its peer often arrives before Ray
     reports the peer's death.
     """
 
+    _loop: Loop
+
     def __init__(self, members: Sequence[JobActor], send: Send, job: Job, timeout: float = math.inf) -> None:
-        self._members = {f"worker-{number}": member for number, member in enumerate(members)}
+        super().__init__()
+        self._members = {worker_id(number): member for number, member in enumerate(members)}
         self._send = send
         self._timeout = timeout
         self._pending: dict[ObjectRef[bytes], str] = {}
-        self._outcomes: list[Outcome] = []
         self._dead: JobActor | None = None
         self._has_given_up = False
         self._loop = Loop()
         limits, patience = Limits.static(max(1, len(members))), Patience(GRACE_S, GRACE_S)
-        self._driver = Driver(limits, job, self, math.inf, patience=patience)
+        self.driver = Driver(limits, job, self, math.inf, patience=patience)
 
     @property
     def summary(self) -> str:
@@ -55,7 +59,7 @@ class CallOnRanks:
         if self._dead is not None:
             return f"{self._dead} died"
         silent = sorted(self._members[worker].slot.rank for worker in self._pending.values())
-        raised = sorted(outcome.rank for outcome in self._outcomes if outcome.failed)
+        raised = sorted(outcome.rank for outcome in self.outcomes.values() if outcome.failed)
         return f"ranks {raised} raised and ranks {silent} had not returned {GRACE_S:g} s later"
 
     @property
@@ -70,8 +74,8 @@ class CallOnRanks:
         """
         # Ray's own wait: its callbacks, one for each worker, take a millisecond longer.
         self.after(self._timeout, self.end)
-        with closing(self._driver):
-            self._driver.found(Counter(member.location.node for member in self._members.values()))
+        with closing(self.driver):
+            self.driver.found(Counter(member.location.node for member in self._members.values()))
             self._wait(tick)
 
     def _wait(self, tick: float) -> None:
@@ -85,8 +89,8 @@ class CallOnRanks:
     def values(self) -> list[object]:
         """The values by rank, or the error at the root of the failure: a death, else the first exception that is no
         consequence of another rank's failure."""
-        self._driver.check()
-        results = values(self._outcomes)
+        self.driver.check()
+        results = values(self.outcomes.values())
         if self._pending:
             raise StartTimeoutError(
                 f"{self._members[next(iter(self._pending.values()))]} did not answer in time (timeout_s)"
@@ -95,26 +99,24 @@ class CallOnRanks:
 
     # Agents.
 
+    @override
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
         self._pending[self._send(self._members[worker], environment)] = worker
 
+    @override
     def stop(self, worker: str) -> None:
         """A call has nothing to hand over."""
         self.kill(worker)
 
+    @override
     def kill(self, worker: str) -> None:
         with suppress(RayError):
             ray.kill(self._members[worker].actor)
 
+    @override
     def end(self, spare: str | None = None) -> None:
         """The owner of the actors kills them."""
         self._has_given_up = True
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self._loop.after(seconds, action)
-
-    def soon(self, action: Callable[[], None]) -> None:
-        self._loop.soon(action)
 
     def _take(self, reference: ObjectRef[bytes], worker: str) -> None:
         member = self._members[worker]
@@ -122,13 +124,10 @@ class CallOnRanks:
             outcome: Outcome = cloudpickle.loads(ray.get(reference, timeout=FETCH_S))
         except RayError as error:
             self._dead = self._dead or member
-            self._driver.failed(worker, Failure(FailureKind.DEATH, "died", error=_death(member, error)))
+            self.driver.failed(worker, Failure(FailureKind.DEATH, "died", error=_death(member, error)))
             return
-        self._outcomes.append(outcome)
-        if outcome.failed:
-            self._driver.failed(worker, outcome.failure())
-        else:
-            self._driver.done(worker, "returned")
+        self.outcomes[worker] = outcome
+        self.report(worker, outcome)
 
 
 def _death(member: JobActor, cause: RayError) -> WorkerError:

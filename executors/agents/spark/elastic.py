@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import Any
 
+from collectives.api import override
 from collectives.settings import ENVIRONMENT_SECRET
-from executors.agents.hosts.agent_server import AgentConnection, AgentServer
+from executors.agents.hosts.agent_server import AgentConnection, AgentServer, Listener
 from executors.agents.hosts.messages import (
     SAME_VERSIONS,
     AgentFailed,
@@ -23,20 +23,16 @@ from executors.agents.hosts.messages import (
     Kill,
     Wrote,
 )
-from executors.agents.hosts.run import FunctionOutcomes
-from executors.agents.local.output import Output, SinkTable, Tails
-from executors.agents.local.supervisor import Ended, MessageReceived
+from executors.agents.local.job import FunctionProgram, ProcessJob
+from executors.agents.local.output import Output, SinkTable
+from executors.agents.local.supervisor import Ended, longest_end
 from executors.agents.local.work import CallWork
 from executors.agents.spark.broadcasts import PickledCall
 from executors.agents.spark.elastic_task import DriverAddress, TaskSlot, machine_of, run_agent
 from executors.agents.spark.plan import SparkOptions
 from executors.agents.spark.session import Session, reason
 from executors.agents.spark.stage import Stage, StageFinished
-from executors.api import ExecutorError
-from executors.dashboard.dashboard import Dashboard
-from executors.driver.driver import Driver
-from executors.driver.failures import Failure, FailureKind
-from executors.job.environment import interface_variables
+from executors.api import ExecutorError, number_of
 from executors.job.job import Job
 from executors.job.loop import Loop
 from executors.membership import Limits
@@ -48,8 +44,6 @@ DRAIN_LOOK_SECONDS = 1.0
 # Tasks of one stage start one after the other; later ones lack slots.
 SETTLE_SECONDS = 5.0
 SHOWN = 16
-# The time of an agent beyond the grace of its workers, to see them end.
-GUARD_SECONDS = 10.0
 
 
 def run_elastic_on_spark(
@@ -64,27 +58,27 @@ def run_elastic_on_spark(
     """
     with ElasticSparkJob(session, frame, call, limits, output, options) as job:
         job.run()
-    return job.outcomes.values(job.driver.order)
+    return job.values()
 
 
-class ElasticSparkJob:
-    """The agents of the driver of one job, and its loop: a context manager that leaves no task behind."""
+class ElasticSparkJob(ProcessJob, Listener):
+    """One job, with an agent in each task of a stage: a context manager that leaves no task behind."""
+
+    _loop: Loop
 
     def __init__(
         self, session: Session, frame: Any, call: PickledCall, limits: Limits, output: Output, options: SparkOptions
     ) -> None:
         bound, self._reached = session.addresses()
+        job, seconds, page = Job(limits.size, bound), options.start_timeout, options.dashboard
+        super().__init__(limits, job, FunctionProgram(), output, seconds, page, "hvd_cluster", machine_of)
         self._session = session
         self._frame = frame
-        self._limits = limits
         self._options = options
         self._broadcasts = call.broadcasts
         self._work = CallWork(call.data, options.executable, None, options.search_path)
-        self._job = Job(limits.size, bound)
-        self._dashboard = Dashboard(self._job, options.dashboard, "hvd_cluster")
         self._loop = Loop()
         self._switchboard = AgentServer(bound, self._job.secret, self)
-        self._output = output
         self._links: dict[str, AgentConnection] = {}
         self._refused: dict[str, AgentConnection] = {}
         self._workers: dict[int, str] = {}
@@ -94,28 +88,13 @@ class ElasticSparkJob:
         self._released: list[set[int]] = []
         self._has_begun = False
         self._error: ExecutorError | None = None
-        self._has_ended = False
-        self._stack = ExitStack()
-        self.outcomes = FunctionOutcomes()
 
-    def __enter__(self) -> ElasticSparkJob:
-        with ExitStack() as stack:
-            stack.enter_context(self._output)
-            stack.enter_context(self._job)
-            stack.enter_context(self._dashboard)
-            self._tails = Tails(self._dashboard.watched(self._output))
-            self._sinks = SinkTable(self._tails)
-            stack.enter_context(self._switchboard)
-            self.driver = Driver(self._limits, self._job, self, self._options.start_timeout, machine=machine_of)
-            stack.callback(self.driver.close)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-        self._sinks.close()
+    @override
+    def _open(self, stack: ExitStack) -> None:
+        super()._open(stack)
+        self._sinks = SinkTable(self._tails)
+        stack.callback(self._sinks.close)
+        stack.enter_context(self._switchboard)
 
     def run(self) -> None:
         """Return when every worker has ended and none will be started. Raises the failure, if there was one."""
@@ -149,15 +128,11 @@ class ElasticSparkJob:
 
     # Agents.
 
+    @override
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
-        number = _number(worker)
-        given = {
-            **interface_variables(self._options.nics),
-            **environment,
-            **self._dashboard.variables(),
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._reached[0],
-            **self._options.environment,
-        }
+        number = number_of(worker)
+        own = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": self._reached[0], **self._options.environment}
+        given = self.variables(environment, own, self._options.nics)
         del given[ENVIRONMENT_SECRET]  # the agent knows it
         self._workers[number] = host
         self._send(host, AgentLaunch(number, given))
@@ -176,31 +151,28 @@ class ElasticSparkJob:
                 ", ".join(map(str, missing[:SHOWN])) + (", ..." if len(missing) > SHOWN else ""),
             )
 
+    @override
     def stop(self, worker: str) -> None:
-        self._tell(worker, AgentStop(_number(worker)))
+        self._tell(worker, AgentStop(number_of(worker)))
 
+    @override
     def kill(self, worker: str) -> None:
-        self._tell(worker, Kill(_number(worker)))
+        self._tell(worker, Kill(number_of(worker)))
 
+    @override
     def end(self, spare: str | None = None) -> None:
         for link in self._links.values():
-            link.send(EndAll(None if spare is None else _number(spare)))
-        self.after(2 * self._options.grace + GUARD_SECONDS, self._give_up_workers)
+            link.send(EndAll(None if spare is None else number_of(spare)))
+        self.after(longest_end(self._options.grace), self._give_up_workers)
 
     def _give_up_workers(self) -> None:
         """The agents whose workers have not ended in time count as lost."""
         for slot in set(self._workers.values()) & self._links.keys():
             self._links[slot].close()
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self._loop.after(seconds, action)
-
-    def soon(self, action: Callable[[], None]) -> None:
-        self._loop.soon(action)
-
     def _tell(self, worker: str, message: AgentStop | Kill) -> None:
-        if _number(worker) in self._workers:
-            self._send(self._workers[_number(worker)], message)
+        if number_of(worker) in self._workers:
+            self._send(self._workers[number_of(worker)], message)
 
     def _send(self, slot: str, message: AgentLaunch | AgentStop | Kill) -> None:
         if slot in self._links:
@@ -208,12 +180,15 @@ class ElasticSparkJob:
 
     # In the thread of the switchboard, and of Spark.
 
+    @override
     def connected(self, link: AgentConnection) -> None:
         self.soon(partial(self._connected, link))
 
+    @override
     def received(self, link: AgentConnection, message: FromAgent) -> None:
         self.soon(partial(self._received, message))
 
+    @override
     def disconnected(self, link: AgentConnection, text: str) -> None:
         self.soon(partial(self._disconnected, link.hello.host))
 
@@ -268,19 +243,11 @@ class ElasticSparkJob:
             self._sinks.write(message.number, message.stream, message.data)
         elif isinstance(message, AgentFailed):
             self._workers.pop(message.number, None)
-            self.driver.failed(f"worker-{message.number}", Failure(FailureKind.EXIT, message.text, has_begun=False))
-        elif isinstance(message, MessageReceived):
-            self.outcomes.received(self, message.rank, message.message)
-        elif isinstance(message, Ended):
-            self._ended(message)
-
-    def _ended(self, event: Ended) -> None:
-        self._workers.pop(event.rank, None)
-        failure = self.outcomes.failure(event.rank, event.code, self._tails.last_lines(event.rank))
-        if failure is None:
-            self.driver.done(f"worker-{event.rank}")
+            self.not_started(message.number, message.text)
         else:
-            self.driver.failed(f"worker-{event.rank}", failure)
+            if isinstance(message, Ended):
+                self._workers.pop(message.rank, None)
+            self.happened(message)
 
     def _disconnected(self, slot: str) -> None:
         if self._refused.pop(slot, None) is not None:
@@ -289,8 +256,7 @@ class ElasticSparkJob:
             return
         self._workers = {number: place for number, place in self._workers.items() if place != slot}
         if not self.driver.is_over:
-            text = "its task was lost: Spark lost the executor, or killed it"
-            self.driver.host_lost(slot, text, lambda worker: self.outcomes.has_returned(_number(worker)))
+            self.host_lost(slot, "its task was lost: Spark lost the executor, or killed it")
             self._changed()
             partition = TaskSlot.of(slot).partition
             if partition in self._released[-1] and partition not in self._present():
@@ -331,7 +297,3 @@ class ElasticSparkJob:
 
 def _partitions(slots: Iterable[str]) -> set[int]:
     return {TaskSlot.of(slot).partition for slot in slots}
-
-
-def _number(worker: str) -> int:
-    return int(worker.rpartition("-")[2])

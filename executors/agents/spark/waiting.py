@@ -8,18 +8,21 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from collectives.api import override
 from executors.agents.local.output import say
 from executors.agents.spark.connection import TaskIdentity
+from executors.agents.spark.console import TaskListener
 from executors.agents.spark.plan import SparkOptions
 from executors.agents.spark.session import reason
 from executors.agents.spark.stage import StageFinished
-from executors.api import ExecutorError, StartTimeoutError, WorkerError
+from executors.api import ExecutorError, StartTimeoutError, WorkerError, worker_id
 from executors.driver.driver import Driver
-from executors.driver.failures import Failure, FailureKind, Patience
+from executors.driver.job import JobShell
 from executors.driver.outcome import Outcome, values
 from executors.job.job import Job
 from executors.job.loop import Loop
 from executors.membership import Limits
+from executors.membership.failures import Failure, FailureKind, Patience
 
 logger = logging.getLogger(__name__)
 
@@ -33,48 +36,54 @@ NOTICE_SECONDS = 15.0
 FAILURE_SECONDS = 5.0
 
 
-class WorkerWait:
-    """The agents of the driver of ``job``, and its loop; the tasks of a stage are the workers.
+class WorkerWait(JobShell, TaskListener):
+    """The shell of ``job``, whose workers are the tasks of a stage.
 
     The tasks report by their connections to this process. Spark reports the end of the stage, with the outcomes of
     tasks that are unable to connect. Spark may tell late of a failure. The threads of the console and of the stage call
     the methods up to :meth:`finished`; all else happens in the loop.
     """
 
+    _loop: Loop
+
     def __init__(self, job: Job, options: SparkOptions) -> None:
+        super().__init__()
         self._size = job.size
         self._options = options
         self._loop = Loop()
         seconds = options.grace + FAILURE_SECONDS
-        self._driver = Driver(Limits.static(job.size), job, self, math.inf, patience=Patience(seconds, seconds))
+        self.driver = Driver(Limits.static(job.size), job, self, math.inf, patience=Patience(seconds, seconds))
         self._busy: Callable[[], bool] = bool
         self._ranks_there: set[int] = set()
         self._lost: dict[int, TaskIdentity] = {}
-        self._outcomes: dict[int, Outcome] = {}
         self._error: ExecutorError | None = None
         self._is_over = False
 
+    @override
     def connected(self, identity: TaskIdentity) -> None:
         """A task came."""
         self.soon(partial(self._connected, identity))
 
+    @override
     def lost(self, identity: TaskIdentity) -> None:
         """The connection to a task ended before the task."""
         self.soon(partial(self._note_loss, identity))
 
+    @override
     def failed(self, outcome: bytes) -> None:
         """A rank failed, with this pickled outcome. Spark itself may report it much later."""
         self.soon(lambda: self._add(pickle.loads(outcome)))
 
+    @override
     def delivered(self, outcome: bytes | bytearray) -> None:
         """A task sent this pickled outcome of its rank, at its end."""
         # At once, because missing() is called as soon as Spark has seen the end of the task.
         found: Outcome = pickle.loads(outcome)
-        self._outcomes[found.rank] = found
+        self.outcomes[worker_id(found.rank)] = found
 
     def missing(self) -> list[int]:
         """The ranks whose outcomes were not delivered."""
-        return sorted(set(range(self._size)) - self._outcomes.keys())
+        return [rank for rank in range(self._size) if worker_id(rank) not in self.outcomes]
 
     def finished(self, end: StageFinished) -> None:
         """Spark ended the stage, with the pickled outcomes of the missing ranks or with an error."""
@@ -89,46 +98,48 @@ class WorkerWait:
         self._is_over = False
         self.after(NOTICE_SECONDS, partial(self._log_progress, busy))
         self._await_start()
-        self._driver.found({SPARK: self._size})
+        self.driver.found({SPARK: self._size})
         self._loop.run(lambda: self._is_over)
         if self._error is not None:
             raise self._error
-        self._driver.check()
-        return _checked(list(self._outcomes.values()), self._size) if self._outcomes else []
+        self.driver.check()
+        return _checked(list(self.outcomes.values()), self._size) if self.outcomes else []
 
     # Agents.
 
+    @override
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
         """Spark starts the tasks, which find their places."""
 
+    @override
     def stop(self, worker: str) -> None:
         self.end()
 
+    @override
     def kill(self, worker: str) -> None:
         self.end()
 
+    @override
     def end(self, spare: str | None = None) -> None:
         """The owner of the stage cancels it, and so its tasks."""
         self._is_over = True
 
+    @override
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Reports that wait come before ``action``."""
         self._loop.after(seconds, partial(self._loop.soon, action))
-
-    def soon(self, action: Callable[[], None]) -> None:
-        self._loop.soon(action)
 
     # In the loop.
 
     def _connected(self, identity: TaskIdentity) -> None:
         self._ranks_there.add(identity.rank)
-        self._driver.up(_worker(identity.rank))
+        self.driver.up(worker_id(identity.rank))
         if self._options.verbose:
             say(f"rank {identity.rank} of {self._size} is on {identity.host_name}", "hvd_cluster.spark")
 
     @property
     def _is_starting(self) -> bool:
-        return len(self._ranks_there) < self._size and not self._lost and not self._driver.is_over
+        return len(self._ranks_there) < self._size and not self._lost and not self.driver.is_over
 
     def _log_progress(self, busy: Callable[[], bool]) -> None:
         if busy == self._busy and self._is_starting:
@@ -149,23 +160,20 @@ class WorkerWait:
             self._fail(self._start_timeout())
 
     def _add(self, outcome: Outcome) -> None:
-        if outcome.failed:
-            self._driver.failed(_worker(outcome.rank), outcome.failure())
-        else:
-            self._driver.done(_worker(outcome.rank))
+        self.report(worker_id(outcome.rank), outcome)
 
     def _note_loss(self, identity: TaskIdentity) -> None:
-        if identity.rank in self._outcomes:
+        if worker_id(identity.rank) in self.outcomes:
             return
         self._lost[identity.rank] = identity
-        if self._driver.has_cause:
+        if self.driver.has_cause:
             self.end()
         elif len(self._lost) == 1:
             self.after(END_NEWS_SECONDS, self._count_losses)
 
     def _count_losses(self) -> None:
         for identity in self._lost.values():
-            self._driver.failed(_worker(identity.rank), Failure(FailureKind.EXIT, "was lost", error=_death(identity)))
+            self.driver.failed(worker_id(identity.rank), Failure(FailureKind.EXIT, "was lost", error=_death(identity)))
         self.end()
 
     def _finished(self, end: StageFinished) -> None:
@@ -183,17 +191,17 @@ class WorkerWait:
             self._count_losses()
         elif isinstance(error, ExecutorError):
             self._fail(error)
-        elif not self._driver.has_cause:
+        elif not self.driver.has_cause:
             self._fail(ExecutorError(f"Spark could not run the workers: {reason(str(error))}"))
 
     def _take(self) -> None:
-        for outcome in self._outcomes.values():
+        for outcome in self.outcomes.values():
             self._add(outcome)
-        if self._driver.has_cause:
+        if self.driver.has_cause:
             return
-        if self._lost.keys() - self._outcomes.keys():
+        if self._lost.keys() & set(self.missing()):
             self._count_losses()
-        elif self._ranks_there and not self._outcomes:
+        elif self._ranks_there and not self.outcomes:
             text = (
                 "all workers ended because their tasks lost the connection to this process: it was stopped for too "
                 "long, or the network failed"
@@ -210,10 +218,6 @@ class WorkerWait:
             f"jobs may use the executors, these may have fewer than {self._size} slots, or Python may be slow to "
             "start: raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT), end the other jobs, or set a smaller num_proc"
         )
-
-
-def _worker(rank: int) -> str:
-    return f"worker-{rank}"
 
 
 def _death(identity: TaskIdentity) -> WorkerError:

@@ -18,8 +18,8 @@ from executors.agents.local.supervisor import TEARDOWN_SECONDS, Ended, Event, Me
 from executors.agents.spark.plan import Feed, Plan
 from executors.agents.spark.rendezvous import TaskMember
 from executors.api import StartTimeoutError
-from executors.driver.failures import CAUSE_SECONDS
 from executors.driver.outcome import Outcome
+from executors.membership.failures import CAUSE_SECONDS
 
 # The key that is set when the end of the job is decided: a rank failed, or all workers ended.
 OVER = "launcher/over"

@@ -1,9 +1,9 @@
 """A driver over agents that only note what they are asked for; the clock of the loop is the test's."""
 
 from executors.driver.driver import Driver
-from executors.driver.failures import Failure, FailureKind, Patience
 from executors.driver.worlds import Published, Report, report_key, world_key
 from executors.membership import Limits
+from executors.membership.failures import Failure, FailureKind, Patience
 
 KILLED = Failure(FailureKind.SIGNAL, "was killed by signal 9", -9, ("last line",))
 EXITED = Failure(FailureKind.EXIT, "ended with exit code 3", 3)

@@ -176,7 +176,7 @@ def test_a_loss_after_spark_began_the_stage_again(spark, tmp_path):
 def test_a_partition_without_a_worker_is_not_seen(spark, tmp_path, monkeypatch):
     """Its rows of the steps before the loss were seen once, its other ones never."""
     monkeypatch.setenv("HOROVOD_GRACE_SECONDS", "1")  # the driver waits in vain for the end of the agent
-    monkeypatch.setattr("executors.agents.spark.elastic.GUARD_SECONDS", 1.0)
+    monkeypatch.setattr("executors.agents.local.supervisor.GUARD_SECONDS", 1.0)
     training = training_of(spark, tmp_path, num_proc=2)
     training.until(2, 0, 1)
     agent = agent_of(training.process(1))

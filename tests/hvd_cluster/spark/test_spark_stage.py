@@ -234,8 +234,8 @@ class TestEnd:
         waits = waiting.WorkerWait(Job(2), SparkOptions(start_timeout=0.05))
         for name, content in (*CONNECTED, finished(r0=VALUES[0], r1=VALUES[1])):
             getattr(waits, name)(content)
-        find = waits._driver.found
-        monkeypatch.setattr(waits._driver, "found", stall)
+        find = waits.driver.found
+        monkeypatch.setattr(waits.driver, "found", stall)
         assert waits.values(bool) == ["value of 0", "value of 1"]
 
 

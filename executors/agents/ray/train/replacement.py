@@ -21,8 +21,7 @@ from executors.driver.worlds import (
     summary,
     world_key,
 )
-from executors.job.environment import Course
-from executors.job.job import Job, environment_of
+from executors.job.job import Job
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +88,7 @@ class Replacement:
     def _environment(self, worker: str, is_newcomer: bool) -> dict[str, str]:
         slot = self._succession.slot(worker)
         identity = WorkerIdentity(worker, self._succession.world.round, is_newcomer)
-        course = Course() if is_newcomer else self._job.course
-        return environment_of(slot, self._job.host, self._job.port, self._job.secret, course) | identity.variables()
+        return self._job.place(slot, is_newcomer) | identity.variables()
 
     def _publish(self, world: Published) -> None:
         self._job.store.set(world_key(world.round), world.encode())

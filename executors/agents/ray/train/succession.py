@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from executors.api import Slot
+from executors.api import Slot, worker_id
 from executors.driver.worlds import Answer, LastReport, Published, describe
 
 OVER = "all workers have finished"
@@ -200,7 +200,7 @@ class Succession:
         return [*survivors, *(worker for worker in self.workers if worker not in survivors)]
 
     def _name(self, host: str) -> str:
-        worker = f"worker-{len(self._hosts)}"
+        worker = worker_id(len(self._hosts))
         self._hosts[worker] = host
         return worker
 

@@ -12,9 +12,9 @@ from collectives.api import PeerLostError
 from executors.agents.hosts.job import HostsOptions
 from executors.agents.hosts.run import run_function
 from executors.api import CommandNotFoundError, StartTimeoutError, WorkerError
-from executors.driver.failures import Patience
 from executors.job.call import Call, pickle_call
 from executors.membership import Limits
+from executors.membership.failures import Patience
 
 
 def wait_for(path):
@@ -77,7 +77,7 @@ def test_a_worker_whose_function_returned_but_that_does_not_end_is_ended(monkeyp
         threading.Thread(target=threading.Event().wait, args=(600,)).start()
         return rank()
 
-    monkeypatch.setattr("executors.agents.hosts.run.TEARDOWN_SECONDS", 0.1)
+    monkeypatch.setattr("executors.agents.local.job.TEARDOWN_SECONDS", 0.1)
     assert run(function) == [0, 1]
 
 

@@ -1,6 +1,7 @@
 """The failures of the workers of a job."""
 
-from executors.driver.failures import Failure, FailureKind, Failures
+from executors.membership.deaths import Failures
+from executors.membership.failures import Failure, FailureKind
 
 LOST = Failure(FailureKind.LOST_PEER, "lost a peer")
 KILLED = Failure(FailureKind.SIGNAL, "was killed")
