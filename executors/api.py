@@ -1,4 +1,4 @@
-"""Pure: a number of things in words.
+"""The vocabulary of the executors: slots, the secret of a job, errors. Imports no sibling.
 
 ::
 

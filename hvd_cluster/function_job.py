@@ -1,4 +1,4 @@
-"""Pure: the arguments of ``run()`` -> their values. Each ValueError says which values are allowed."""
+"""``run()``: a function on several processes, from Python."""
 
 from __future__ import annotations
 

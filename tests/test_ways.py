@@ -1,4 +1,4 @@
-"""The ways through the code that docs/architecture.md tells: a real run of each passes the files of its list, and no others."""
+"""The ways through the code of docs/architecture.md: a real run of each passes the files of its list, and no others."""
 
 import re
 from functools import cache

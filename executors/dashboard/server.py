@@ -1,4 +1,4 @@
-"""The connections to the live page: each one must send its request in time, and their number is bounded."""
+"""Serves the live page: the page itself, its news as server-sent events, and the request to record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure: the hosts that a user names -> the slots of each, in the order of the ranks."""
+"""Which hosts a job may use: found once, or again and again while the job runs."""
 
 from __future__ import annotations
 

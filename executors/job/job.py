@@ -1,4 +1,4 @@
-"""Messages of the workers of a job to its driver: values in the rendezvous store of the job."""
+"""The driver's side of any job: the rendezvous server, the secret, the environment of each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure, but for random numbers: the secret of a job, for those who have the secret of its rendezvous."""
+"""A process that a launcher of others started becomes a rank: it finds rank 0, and gets the place of every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of hosts, which their launcher knows by name."""
+"""The server of rank 0 has one of a few ports, which every rank derives from the name of the job."""
 
 from __future__ import annotations
 

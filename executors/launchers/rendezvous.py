@@ -1,4 +1,4 @@
-"""The interface of every rendezvous: rank 0 leads it, and the other ranks follow."""
+"""After a rendezvous that failed: rank 0 goes on to serve the reason, for ranks that come late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison before a call that sends several tensors, such as the broadcast of a model's parameters.
+"""Where the ranks of a process set meet before they combine the gradients of a model for the first time in a world.
 
 The name of that exchange is the same for all models. So ranks with different models meet there, and raise one error.
 """

@@ -1,4 +1,4 @@
-"""The secret of the job, kept out of reach of the processes that a rank starts."""
+"""The questions of ``init()`` to the launcher that started this process."""
 
 from __future__ import annotations
 

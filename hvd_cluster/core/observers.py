@@ -1,4 +1,4 @@
-"""The way of this process into its first world, for the timeline."""
+"""The observers of the engines of this process: metrics, timeline, autotuning, live page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reductions under Horovod's names for them."""
+"""The arguments of collectives, checked: a wrong one is an InvalidRequestError before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a program can be executed on this host."""
+"""One worker process of this host, under its guard, and the pipes that come out of it."""
 
 from __future__ import annotations
 

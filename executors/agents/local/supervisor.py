@@ -1,4 +1,4 @@
-"""The workers of one job on this host: one loop reads their output and makes sure that all of them end."""
+"""Pure: the end of a worker process -> its failure, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows the output of workers in a thread of its own, so that a slow stream of the user blocks nothing."""
+"""The driver's end of the connections from the tasks: shows the output of workers, reports which tasks are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live page of a job whose rendezvous store is in one of its tasks."""
+"""The driver's side of one job on Spark: starts the stage, and waits for its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of the store in which a compute service keeps what it knows.
+"""Which processes of a compute service live: each holds a connection to the service, and sends a word now and then.
 
 The frames are those of :mod:`executors.job.connection`, so each proves that its sender knows the secret. A process that
 ends without a farewell, or that is silent for longer than it promised, is lost.

@@ -1,4 +1,4 @@
-"""The batches of a GlobalBatches for ``model.fit``."""
+"""What ``model.fit`` does for an elastic state."""
 
 from __future__ import annotations
 

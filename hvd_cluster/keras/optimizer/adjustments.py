@@ -1,4 +1,4 @@
-"""Copies of models and of LossScaleOptimizers, which Keras makes through their saved form: with the plain optimizer.
+"""The three places where Keras itself must know of a distributed optimizer.
 
 A deep copy gets a distributed one again. A pickle may be read where no rank is: it stays plain, and a warning says so.
 

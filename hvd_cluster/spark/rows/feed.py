@@ -1,4 +1,4 @@
-"""Warns of shards that differ much in their numbers of rows, as those of a DataFrame with all rows in one partition.
+"""The rows of ``run_on_dataframe``: a feeder for the tasks, and the function that opens the shard in the workers.
 
 Spark knows only that these are arrays, and each rank sees its own rows. The first rank
 that has a row publishes its numbers, and the others compare theirs. So no rank waits for a rank without rows, and no

@@ -1,4 +1,4 @@
-"""The rows of a shard as a ``tf.data.Dataset``."""
+"""The rows of one rank, in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands between TensorFlow and a dispatcher, because TensorFlow would wait for a lost one for ever.
+"""A process that reads from the data service: it hears of the end of the service, and so does its TensorFlow.
 
 TensorFlow repeats a request that finds nobody, and so hides every loss: that of a dispatcher as a wait, and that of a
 worker, whose elements are gone, as the end of the data. An answer with an error of another kind it raises in the next

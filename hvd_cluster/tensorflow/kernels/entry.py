@@ -1,4 +1,4 @@
-"""A run of a kernel, whose errors are those of the engine."""
+"""Where TensorFlow calls Python: the three functions of each kernel. None of them raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of numbers that are known when the graph runs: an elastic job changes them."""
+"""All ops: their definitions, under Horovod's names, and their kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of the C API as buffers: the memory itself, never a copy."""
+"""One run of a kernel: its inputs and outputs."""
 
 from __future__ import annotations
 

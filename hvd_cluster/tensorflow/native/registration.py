@@ -1,4 +1,4 @@
-"""The attributes of a node, which a kernel reads once, when TensorFlow makes it."""
+"""Makes TensorFlow know an op and its kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Allreduce of IndexedSlices: each rank has other rows, so the rows of all ranks are gathered."""
+"""Allreduce: each element combined over all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops that TensorFlow vectorizes, as ``tf.vectorized_map`` and the jacobian of a tape do: no collective is in one.
+"""Calls an op of ours: at once in eager mode, or as a node of the graph that is being built.
 
 TensorFlow would run an op that it cannot vectorize in a loop of its own, where the iterations of a collective run at
 the same time under one name.

@@ -1,4 +1,4 @@
-"""Optimizers of ``tf.compat.v1`` that train on the gradients of all ranks, in sessions and in eager mode."""
+"""``DistributedOptimizer`` for the optimizers of TensorFlow: those of Keras 3 and of ``tf.compat.v1``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure: the labels of nodes, and Ray's label selectors."""
+"""Pure: the nodes of a cluster -> how many workers of a job each may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removes the placement group of a job whose owner, an actor or a task, was killed.
+"""Reserves the resources of a job.
 
 Ray keeps a placement group until the driver of the cluster job ends, even if its creator was an actor or a task that
 has ended. The workers cannot remove it, because Ray kills them with their owner. A detached actor, which needs no CPU,

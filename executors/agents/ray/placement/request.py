@@ -1,4 +1,4 @@
-"""Pure: the resources of a worker, as Ray counts them."""
+"""Pure: the user's request -> placement group bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure: the bundles of a placement group -> how many workers of a job each of its nodes may have."""
+"""The room for the workers of an elastic job: the nodes of the cluster, or the placement group of its driver."""
 
 from __future__ import annotations
 
