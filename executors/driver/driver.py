@@ -27,6 +27,7 @@ from executors.driver.worlds import (
     summary,
     world_key,
 )
+from executors.failures import CAUSE_SECONDS, Failure, FailureKind, Patience, with_last_lines
 from executors.job.job import Job
 from executors.membership import (
     Action,
@@ -52,7 +53,6 @@ from executors.membership import (
     WorldFormed,
 )
 from executors.membership.deaths import ENDED, SILENT, STUCK, Deaths
-from executors.membership.failures import CAUSE_SECONDS, Failure, FailureKind, Patience, with_last_lines
 
 logger = logging.getLogger(__name__)
 

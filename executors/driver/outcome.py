@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import cloudpickle
 
 from executors.api import RemoteError, WorkerError
-from executors.membership.failures import Failure, FailureKind, brief, kind_of_error
+from executors.failures import Failure, FailureKind, brief, kind_of_error
 
 Dumps = Callable[[object], bytes]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from executors.api import ExecutorError, WorkerError, number_of
+from executors.failures import Failure, FailureKind, likeliest, raised_elsewhere
 from executors.membership.events import End, Event, WorkerFailed, WorkerRaised
-from executors.membership.failures import Failure, FailureKind, likeliest, raised_elsewhere
 from executors.membership.limits import Limits
 
 if TYPE_CHECKING:

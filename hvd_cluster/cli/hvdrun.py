@@ -22,12 +22,12 @@ from executors.agents.local.supervisor import resolve_grace
 from executors.agents.mpi.launch import WITHOUT_PAGE
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
 from executors.dashboard.address import Address
+from executors.failures import with_last_lines
 from executors.job.discovery import DiscoveryError
 from executors.job.elastic_arguments import WRITTEN as ELASTIC
 from executors.job.elastic_arguments import ElasticArguments, resolve_limits
 from executors.job.environment import interface_variables
 from executors.launchers.allocation import allocation_of
-from executors.membership.failures import with_last_lines
 from hvd_cluster import horovod
 from hvd_cluster.cli.by_mpi import OURS, ForeignLaunch, check_controller
 from hvd_cluster.cli.command_line import USAGE_ERROR, CommandLine, read_command_line

@@ -24,7 +24,7 @@ from collectives.handshake.entries import Starts
 from collectives.net.attempts import ConnectAttempt
 from collectives.settings import Settings, world_from_environment
 from executors.driver.member import WorkerIdentity
-from executors.membership.failures import brief
+from executors.failures import brief
 from hvd_cluster.core import memory, observers
 from hvd_cluster.core.launchers import Secret, StartingLauncher, warn_of_threads
 from hvd_cluster.core.observers import Observers

@@ -10,7 +10,7 @@ import threading
 from types import FrameType, TracebackType
 
 from collectives.api import HorovodInternalError
-from executors.membership.failures import FailureKind, brief, kind_of_chain
+from executors.failures import FailureKind, brief, kind_of_chain
 from hvd_cluster.core.worlds import Worlds
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from executors.api import worker_id
 from executors.dashboard.address import Address
 from executors.driver.job import LiveJob
 from executors.driver.outcome import Outcome
+from executors.failures import Failure, FailureKind
 from executors.job.job import Job
 from executors.membership import Limits
-from executors.membership.failures import Failure, FailureKind
 
 
 class Program(Protocol):

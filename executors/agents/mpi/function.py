@@ -27,10 +27,10 @@ from executors.agents.mpi.launch import MpiConsole, environment_of, launch, mpir
 from executors.agents.mpi.mpirun import MpiJob
 from executors.api import ExecutorError, JobSecret, StartTimeoutError, WorkerError
 from executors.driver.outcome import Outcome, values
+from executors.failures import CAUSE_SECONDS, Failure, kind_of_end, with_last_lines
 from executors.job.host import address_for, is_this_host
 from executors.job.job import secret_variable
 from executors.membership.deaths import Failures
-from executors.membership.failures import CAUSE_SECONDS, Failure, kind_of_end, with_last_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from executors.agents.ray.placement.room import Room
 from executors.agents.ray.worker import HorovodWorker, Location, actor_class
 from executors.api import Slot
 from executors.driver.outcome import Outcome
+from executors.failures import Failure, FailureKind
 from executors.job.call import Call
 from executors.job.environment import gpu_variables
-from executors.membership.failures import Failure, FailureKind
 
 # Ray tells for so long after a change what was free before it.
 SETTLE_S = 1.0

@@ -22,11 +22,11 @@ from executors.api import ExecutorError, PlacementError, WorkerError
 from executors.dashboard.address import Address
 from executors.driver.job import LiveJob
 from executors.driver.outcome import Outcome
+from executors.failures import Failure
 from executors.job.discovery import HostDiscovery, HostWatch
 from executors.job.job import Job
 from executors.job.loop import Loop
 from executors.membership import Limits
-from executors.membership.failures import Failure
 
 logger = logging.getLogger(__name__)
 

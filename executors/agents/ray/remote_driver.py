@@ -24,9 +24,9 @@ from executors.agents.ray.settings import MiniSettings
 from executors.agents.ray.worker import HorovodWorker
 from executors.api import ExecutorError
 from executors.driver.outcome import dump_error
+from executors.failures import brief
 from executors.job.call import Call
 from executors.membership import Limits
-from executors.membership.failures import brief
 
 # The parts of a driver use these loggers.
 LOGGERS = ("executors", "collectives")

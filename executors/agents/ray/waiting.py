@@ -18,10 +18,10 @@ from executors.api import StartTimeoutError, WorkerError, worker_id
 from executors.driver.driver import Driver
 from executors.driver.job import JobShell
 from executors.driver.outcome import Outcome, values
+from executors.failures import Failure, FailureKind, Patience
 from executors.job.job import Job
 from executors.job.loop import Loop
 from executors.membership import Limits
-from executors.membership.failures import Failure, FailureKind, Patience
 
 GRACE_S = 5.0
 TICK_S = 10.0

@@ -19,10 +19,10 @@ from executors.api import ExecutorError, StartTimeoutError, WorkerError, worker_
 from executors.driver.driver import Driver
 from executors.driver.job import JobShell
 from executors.driver.outcome import Outcome, values
+from executors.failures import Failure, FailureKind, Patience
 from executors.job.job import Job
 from executors.job.loop import Loop
 from executors.membership import Limits
-from executors.membership.failures import Failure, FailureKind, Patience
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from executors.agents.spark.plan import Feed, Plan
 from executors.agents.spark.rendezvous import TaskMember
 from executors.api import StartTimeoutError
 from executors.driver.outcome import Outcome
-from executors.membership.failures import CAUSE_SECONDS
+from executors.failures import CAUSE_SECONDS
 
 # The key that is set when the end of the job is decided: a rank failed, or all workers ended.
 OVER = "launcher/over"

@@ -2,8 +2,8 @@
 
 from executors.driver.driver import Driver
 from executors.driver.worlds import Published, Report, report_key, world_key
+from executors.failures import Failure, FailureKind, Patience
 from executors.membership import Limits
-from executors.membership.failures import Failure, FailureKind, Patience
 
 KILLED = Failure(FailureKind.SIGNAL, "was killed by signal 9", -9, ("last line",))
 EXITED = Failure(FailureKind.EXIT, "ended with exit code 3", 3)

@@ -7,8 +7,8 @@ from driven import EXITED, KILLED, LOST, RAISED, begun, elastic, published, repo
 
 from executors.api import ExecutorError, WorkerError
 from executors.driver.driver import Driver
+from executors.failures import Failure, FailureKind
 from executors.membership import Cooldown
-from executors.membership.failures import Failure, FailureKind
 
 
 def test_an_exception_of_the_user_ends_an_elastic_job_at_once(job, agents):

@@ -4,7 +4,7 @@ import pytest
 from driven import KILLED, begun, elastic, published, report
 
 from executors.api import WorkerError
-from executors.membership.failures import Failure, FailureKind
+from executors.failures import Failure, FailureKind
 
 BAD = Failure(FailureKind.EXCEPTION, "ended with exit code 1", 1, ("ImportError: no module",), ImportError("no module"))
 

@@ -6,7 +6,7 @@ import pytest
 from driven import EXITED, KILLED, begun, elastic, published, report
 
 from executors.api import WorkerError
-from executors.membership.failures import Failure, FailureKind
+from executors.failures import Failure, FailureKind
 
 
 def test_a_worker_that_was_asked_to_end_is_left_out_and_its_end_is_no_failure(job, agents):

@@ -4,8 +4,8 @@ import pytest
 from driven import EXITED, KILLED, begun, elastic, published, report
 
 from executors.api import WorkerError
+from executors.failures import Failure, FailureKind
 from executors.membership import Cooldown
-from executors.membership.failures import Failure, FailureKind
 
 
 def lose(job, agents, *ranks, worker="worker-0", round=0):

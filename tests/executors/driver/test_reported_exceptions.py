@@ -4,7 +4,7 @@ import pytest
 from driven import EXITED, KILLED, RAISED, begun, elastic, published, report
 
 from executors.api import WorkerError
-from executors.membership.failures import Failure, FailureKind
+from executors.failures import Failure, FailureKind
 
 
 def raise_in(job, agents, worker, number=0, text="KeyError: 'user bug'"):

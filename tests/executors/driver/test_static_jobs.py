@@ -9,8 +9,8 @@ from collectives.store.memory import PrefixStore
 from executors.api import StartTimeoutError, WorkerError
 from executors.driver import worlds
 from executors.driver.driver import Driver
+from executors.failures import Failure, FailureKind, Patience
 from executors.membership import Limits
-from executors.membership.failures import Failure, FailureKind, Patience
 
 LEFT = Failure(
     FailureKind.SHUT_DOWN,

@@ -3,9 +3,9 @@
 import pytest
 
 from executors.api import ExecutorError, WorkerError
+from executors.failures import Failure, FailureKind
 from executors.membership import End, HostFound, Limits, Membership, WorkerFailed, WorkerRaised, WorldFormed
 from executors.membership.deaths import ENDED, AccusationVerdict, Deaths
-from executors.membership.failures import Failure, FailureKind
 
 KILLED = Failure(FailureKind.SIGNAL, "was killed by signal 9", -9)
 RAISED = Failure(FailureKind.EXCEPTION, "raised", error=KeyError("x"))

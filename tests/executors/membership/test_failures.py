@@ -1,7 +1,7 @@
 """The failures of the workers of a job."""
 
+from executors.failures import Failure, FailureKind
 from executors.membership.deaths import Failures
-from executors.membership.failures import Failure, FailureKind
 
 LOST = Failure(FailureKind.LOST_PEER, "lost a peer")
 KILLED = Failure(FailureKind.SIGNAL, "was killed")

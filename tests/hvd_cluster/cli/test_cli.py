@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from executors.failures import Patience
 from executors.membership import Cooldown, Limits
-from executors.membership.failures import Patience
 from hvd_cluster.cli.hvdrun import main
 
 ROOT = Path(__file__).parents[3]

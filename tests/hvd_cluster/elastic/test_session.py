@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from collectives.api import NotInitializedError, ShutDownError
-from executors.membership.failures import kind_of_error
+from executors.failures import kind_of_error
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.elastic import session

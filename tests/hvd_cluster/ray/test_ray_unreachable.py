@@ -13,8 +13,8 @@ from executors.agents.ray.placement.request import RayRequest
 from executors.agents.ray.waiting import CallOnRanks
 from executors.agents.ray.worker import Location
 from executors.api import WorkerError
+from executors.failures import Failure, FailureKind
 from executors.job.job import Job
-from executors.membership.failures import Failure, FailureKind
 
 # Ray opens connections for the cluster of other tests whenever it likes.
 pytestmark = pytest.mark.leaves("descriptors", "processes")

@@ -13,8 +13,8 @@ from executors.agents.hosts.run import resolve_start_timeout
 from executors.agents.local.output import Output, release_consoles
 from executors.agents.local.supervisor import Ended, Supervisor, WorkerStarted
 from executors.api import CommandNotFoundError, StartTimeoutError, WorkerError
+from executors.failures import Patience
 from executors.membership import Limits
-from executors.membership.failures import Patience
 
 
 def run_command(command, size, options):

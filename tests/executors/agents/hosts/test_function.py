@@ -12,9 +12,9 @@ from collectives.api import PeerLostError
 from executors.agents.hosts.job import HostsOptions
 from executors.agents.hosts.run import run_function
 from executors.api import CommandNotFoundError, StartTimeoutError, WorkerError
+from executors.failures import Patience
 from executors.job.call import Call, pickle_call
 from executors.membership import Limits
-from executors.membership.failures import Patience
 
 
 def wait_for(path):

@@ -12,7 +12,7 @@ from collectives.api import (
 )
 from collectives.controller.messages import Stop
 from collectives.engine.shutdown import Ending
-from executors.membership.failures import (
+from executors.failures import (
     TRACEBACK,
     FailureKind,
     brief,
