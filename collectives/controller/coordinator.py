@@ -153,10 +153,6 @@ class Coordinator:
         """The ranks ran ``schedule`` without asking."""
         self._releases.use(schedule)
 
-    def want_rounds(self) -> None:
-        """Let the ranks agree among themselves, from the next batches on that no other tensors disturb."""
-        self._releases.want_rounds()
-
     def decide(self, now: float) -> list[Outgoing]:
         """The messages to send now, in order."""
         if self._releases and self._releases.is_due(now, self._submissions.are_half_submitted):

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from collectives.api import PATIENCE_SECONDS, Parameters, PeerLostError, Topology
+from collectives.api import HOST, PATIENCE_SECONDS, Parameters, PeerLostError, Topology
 from collectives.backends.registry import staged
 from collectives.controller.coordinator import Coordinator
 from collectives.controller.messages import (
@@ -26,11 +26,12 @@ from collectives.controller.process_sets import GLOBAL, ProcessSets
 from collectives.controller.waits import ProcessState
 from collectives.controller.worker import Worker
 from collectives.cores import Cores
-from collectives.engine.bypass import Bypass, Decider, Negotiated, Rounds
+from collectives.engine.bypass import Bypass
 from collectives.engine.coordinator_link import LocalLink
 from collectives.engine.counters import Counters, Counts
 from collectives.engine.link import Link, RemoteLink
-from collectives.engine.loop import Dispatch, EngineLoop, Trials, WaitDuties
+from collectives.engine.loop import Dispatch, EngineLoop, VoteDuties, WaitDuties
+from collectives.engine.negotiation import Negotiation
 from collectives.engine.progress import ProgressEngine
 from collectives.engine.registration import SetBackends
 from collectives.engine.runner import Runner
@@ -48,9 +49,6 @@ from collectives.stalls.stragglers import StragglerInspector, WaitWindows
 from collectives.stalls.watchdog import CoordinatorWatch, Watchdog
 
 CYCLE_SECONDS = 0.001
-
-OUTER_DECIDERS: tuple[Callable[[Rounds, Decider], Decider], ...] = (Bypass,)
-"""The deciders that come before :class:`Negotiated`, the outermost last. Each falls back on the one before it."""
 
 
 class Assembly:
@@ -86,9 +84,8 @@ class Assembly:
         self.works = WorkTable(topology.rank, self._negotiate, self._urge)
         self.runner = self._make_runner(backends)
         self._worker = Worker(self._parameters)
-        self._rounds = Rounds(backends[GLOBAL].board, self._worker, self._link)
-        self._negotiated = Negotiated(self._worker, self._link, self._rounds, self.runner)
-        self._decider = self._make_decider()
+        self._bypass = self._make_bypass(backends[GLOBAL])
+        self._negotiation = Negotiation(self._worker, self._link, self._bypass, self.runner)
         self.ends = self._make_ends()
         self._inquiries = self._make_inquiries()
         self._locator = self._make_locator()
@@ -118,12 +115,8 @@ class Assembly:
             self._settle,
         )
 
-    def _make_decider(self) -> Decider:
-        """The outermost of the chain of deciders."""
-        decider: Decider = self._negotiated
-        for make in OUTER_DECIDERS:
-            decider = make(self._rounds, decider)
-        return decider
+    def _make_bypass(self, backends: SetBackends) -> Bypass:
+        return Bypass(backends.board, backends.by_device[HOST], self._worker, self._link, self.works, self.runner)
 
     def _make_ends(self) -> Ends:
         return Ends(
@@ -131,7 +124,8 @@ class Assembly:
             self._settings.timeouts,
             self._channel,
             self._link,
-            self._decider,
+            self._bypass,
+            self._negotiation,
             self.works,
             self.runner,
             self._commands,
@@ -144,20 +138,21 @@ class Assembly:
             self._settings.timeouts,
             self._channel,
             self._link,
-            self._decider,
+            self._worker,
+            self._bypass,
+            self._negotiation,
             self._dispatch,
             self.works,
             self.runner,
-            self._make_trials(),
+            self._make_vote_duties(),
             self._attendance,
             self.ends,
             self._commands,
             self._parameters,
         )
 
-    def _make_trials(self) -> Trials:
-        attend = self._attendance.attend
-        return Trials(self._topology, self._channel, self.runner, self._lookout, self.ends, self._commands, attend)
+    def _make_vote_duties(self) -> VoteDuties:
+        return VoteDuties(self._topology, self._channel, self._lookout, self.ends, self._commands, self._attendance)
 
     def _make_inquiries(self) -> CoordinatorWatch:
         silence = Watchdog(_stall_inspector(self._settings), self.works.oldest)
@@ -168,10 +163,10 @@ class Assembly:
     def _fill_dispatch(self) -> None:
         """The handlers of all messages that a rank may get from the coordinator, or the coordinator's rank from it."""
         on = self._dispatch.on
-        on(Run, self._negotiated.run)
-        on(Refuse, self._negotiated.refuse)
-        on(Unknown, self._negotiated.resend)
-        on(Withdraw, self._rounds.withdraw)
+        on(Run, self._negotiation.run)
+        on(Refuse, self._negotiation.refuse)
+        on(Unknown, self._negotiation.resend)
+        on(Withdraw, self._bypass.withdraw)
         on(Status, self._inquiries.hear)
         on(Ping, self._link.pong)
         on(Locate, self._locator.locate)

@@ -215,9 +215,5 @@ class LocalLink(Link):
         self._coordinator.use(schedule)
 
     @override
-    def want_rounds(self) -> None:
-        self._coordinator.want_rounds()
-
-    @override
     def propose(self, changes: Changes) -> None:
         self._coordinator.propose(replace(self._coordinator.parameters, **changes))

@@ -135,7 +135,8 @@ class Counters:
     """``report`` gets the waits of each window in which ``windows`` finds any. For the thread that drives.
 
     A batch that was negotiated waits from the submission of its last tensor, or the end of the batch before, to the
-    decision to run it, if a caller waits. One in unison waits in its backend. :meth:`counts` is for any thread.
+    decision to run it, if a caller waits. One that bypasses the coordinator waits in its backend. :meth:`counts` is for
+    any thread.
     """
 
     def __init__(self, windows: WaitWindows, report: Callable[[WaitReport], None]) -> None:
@@ -162,14 +163,14 @@ class Counters:
 
     def begin(self, batch: int, works: Sequence[Work], backend: Backend) -> None:
         """The decided ``batch`` begins."""
-        backend.waited()  # in a trial that did not run; that time is before the decision
+        backend.waited()  # in an attempt that did not run; that time is before the decision
         decided, now = self._decided.pop(batch, 0.0), monotonic()
         self._begun, self._late = now, 0.0
         if any([work.urged for work in works]):
             self._late = max(0.0, decided - max(self.ended, *[work.since for work in works]))
 
-    def begin_trial(self) -> None:
-        """A batch begins that may run in unison."""
+    def begin_attempt(self) -> None:
+        """A batch begins that runs if all ranks attempt it."""
         self._begun, self._late = monotonic(), 0.0
 
     def keep(self, batch: int) -> None:

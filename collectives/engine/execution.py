@@ -13,7 +13,7 @@ from collectives.backends.adasum import adasum
 from collectives.backends.base import Backend
 from collectives.backends.completion import Completion, all_of
 from collectives.backends.memory import Memory
-from collectives.backends.phases import activity, named, recording
+from collectives.backends.phases import PROFILER, activity
 from collectives.buffers import Buffer
 from collectives.controller.messages import Response
 from collectives.engine.work import Work
@@ -62,9 +62,9 @@ def execute(works: Sequence[Work], responses: Sequence[Response], backend: Backe
     Works of a batch agree in everything that fusion compares. The outputs may be read, and the inputs changed, when the
     completion is done. Errors of the backend propagate.
     """
-    if backend.on_phase is None or not recording():
+    if backend.on_phase is None or not PROFILER.is_recording():
         return _begin(works, responses, backend)
-    with named(activity(works[0].request.operation.value, backend.name)):
+    with PROFILER.named(activity(works[0].request.operation.value, backend.name)):
         return _begin(works, responses, backend)
 
 

@@ -169,13 +169,6 @@ class Link(ABC):
         """All ranks ran ``schedule`` without asking the coordinator."""
         return
 
-    def want_rounds(self) -> None:
-        """Let all ranks begin rounds soon. The deciders of every rank may ask; the link of rank 0 asks the coordinator.
-
-        Without it, the coordinator lets them begin when they have waited for the tensors of a known schedule lately.
-        """
-        return
-
     def propose(self, changes: Changes) -> None:
         """Let ``changes`` to the parameters hold on all ranks; EngineError where the coordinator is not here."""
         raise EngineError(f"parameters {changes} were proposed on a rank other than rank {COORDINATOR}")

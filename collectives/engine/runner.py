@@ -10,15 +10,14 @@ from typing import NamedTuple
 from collectives.api import HOST, EngineError, MismatchError, Operation, Parameters, Request
 from collectives.backends.base import Backend, OnWait, ignore_waits
 from collectives.backends.completion import DONE, Completion
-from collectives.backends.phases import recording
+from collectives.backends.phases import PROFILER
 from collectives.buffers import Buffer
 from collectives.controller.messages import Response
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.worker import Batch, Refusal
-from collectives.engine.bypass import Attempt, Meanwhile, Trial
 from collectives.engine.counters import Counters
 from collectives.engine.execution import execute, joined_input
-from collectives.engine.observers import Reporter, TrialReporter
+from collectives.engine.observers import AttemptReporter, Reporter
 from collectives.engine.registration import Formation, Registration, SetBackends
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
@@ -124,7 +123,7 @@ class Runner:
     @property
     def _is_watched(self) -> bool:
         wanted = self._events.wanted
-        return bool(wanted and not OF_BATCHES.isdisjoint(wanted)) or recording()
+        return bool(wanted and not OF_BATCHES.isdisjoint(wanted)) or PROFILER.is_recording()
 
     @property
     def _version(self) -> int:
@@ -203,32 +202,17 @@ class Runner:
         self.flights.remove(flight)
         self._complete_all(flight.works, flight.batch, flight.backend)
 
-    def attempt(self, trial: Trial, meanwhile: Meanwhile, works: Sequence[Sequence[Work]] | None = None) -> bool:
-        """Let ``trial`` run its batches; if it does, complete their works. Return whether it did."""
-        batches, request = trial.batches, trial.batches[0][0].request
-        works = works or self._works.find(batches)
-        if works is None:  # an interrupt has taken one out
-            return False
-        backend = self._backends[request.process_set].backend(request)
-        reporter = None
+    def begin_attempt(self, first: int, backend: Backend) -> AttemptReporter | None:
+        """Batches from the number ``first`` on begin, if all ranks attempt them; returns the reporter for observers."""
+        self._tally.begin_attempt()
         if self._is_watched:
-            reporter = TrialReporter(self._reporter, trial.first, backend, self._version)
-        elif backend.on_phase is not None:
+            return AttemptReporter(self._reporter, first, backend, self._version)
+        if backend.on_phase is not None:
             self._reporter.rest(backend)
-        self._tally.begin_trial()
-        attempt = Attempt(trial.first, batches, works, backend, self._follow_trial, reporter, meanwhile)
-        try:
-            has_run = trial.run(attempt)
-        except BaseException:
-            self._works.batch = trial.first
-            raise
-        if not has_run:
-            return False
-        if attempt.begun:
-            attempt.follow()
-        return True
+        return None
 
-    def _follow_trial(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
+    def follow_attempt(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
+        """All ranks run ``batch``, which has begun."""
         self._works.remove(works)
         self._follow(completion, works, batch, backend)
 

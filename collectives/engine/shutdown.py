@@ -29,8 +29,9 @@ from collectives.api import (
 from collectives.controller.agreement import name_ranks
 from collectives.controller.errors import unpack
 from collectives.controller.messages import COORDINATOR, Abort, Leave, Left, Ping, Stop
-from collectives.engine.bypass import Decider
+from collectives.engine.bypass import Bypass
 from collectives.engine.link import Link
+from collectives.engine.negotiation import Negotiation
 from collectives.engine.runner import Runner
 from collectives.engine.work_table import Commands, WorkTable
 from collectives.net.channel import Channel
@@ -228,7 +229,8 @@ class Ends:
         timeouts: Timeouts,
         channel: Channel,
         link: Link,
-        decider: Decider,
+        bypass: Bypass,
+        negotiation: Negotiation,
         works: WorkTable,
         runner: Runner,
         commands: Commands,
@@ -242,7 +244,8 @@ class Ends:
         self._timeouts = timeouts
         self._channel = channel
         self._link = link
-        self._decider = decider
+        self._bypass = bypass
+        self._negotiation = negotiation
         self._works = works
         self._runner = runner
         self._commands = commands
@@ -258,8 +261,8 @@ class Ends:
 
     def _leave(self, cause: str) -> None:
         self.ending.leave(time.monotonic())
-        self._decider.decline()
-        self._decider.next()  # which reports the calls that failed here: the other ranks must not miss the reason
+        self._bypass.decline()
+        self._negotiation.report()  # which reports the calls that failed here: the other ranks must not miss the reason
         last = self._works.last
         self._link.tell(Leave(cause, "" if last is None else last[0].name))
 
@@ -271,7 +274,7 @@ class Ends:
         in_fit = is_in_fit()
         self._fail_works(lambda request: self.ending.in_flight(request, in_fit))
         self._runner.fail_flights(self.ending.error())
-        self._decider.decline()
+        self._bypass.decline()
         self._link.tell(Left())
 
     def all_left(self, message: Left) -> None:

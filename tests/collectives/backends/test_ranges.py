@@ -29,9 +29,9 @@ class Profile:
 
 @pytest.fixture
 def profile(monkeypatch):
-    monkeypatch.setattr(phases, "_registered", list(phases._registered))
     made = Profile()
-    phases.register(lambda: made.is_recording, made.named)
+    monkeypatch.setattr(phases.PROFILER, "is_recording", lambda: made.is_recording)
+    monkeypatch.setattr(phases.PROFILER, "named", made.named)
     return made
 
 

@@ -175,9 +175,9 @@ def test_ranks_in_unison_leave_it_for_new_parameters(kind):
 
     with running(2, **kind) as job:
         job.run(body)
-        until(lambda: all(engine._exchange._decider.rounds.on for engine in job.engines))
+        until(lambda: all(engine._exchange._bypass.on for engine in job.engines))
         first, second = job.run(tune)
-        until(lambda: all(engine._exchange._decider.rounds.on for engine in job.engines))
+        until(lambda: all(engine._exchange._bypass.on for engine in job.engines))
     assert first == second
     assert (first.version, first.fusion_threshold) == (2, 3)
 

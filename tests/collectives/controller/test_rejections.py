@@ -433,7 +433,7 @@ def test_a_refused_call_ends_the_unison_and_the_others_hear_of_it():
 
     with running(2) as job:
         job.run(body)
-        until(lambda: all(engine._exchange._decider.rounds.on for engine in job.engines))
+        until(lambda: all(engine._exchange._bypass.on for engine in job.engines))
         first, second = job.run(wrong)
         assert isinstance(first, MismatchError)
         assert isinstance(second, InvalidRequestError)

@@ -257,15 +257,13 @@ def jobs(draw):
     known = draw(st.lists(bundles, min_size=1, max_size=3))
     steps = [("bundle", known[0])] * draw(st.integers(0, 4))
     for _ in range(draw(st.integers(1, 5))):
-        kind = draw(st.sampled_from(["bundle"] * 5 + ["join", "pair", "tune", "late", "alone", "want"]))
+        kind = draw(st.sampled_from(["bundle"] * 5 + ["join", "pair", "tune", "late", "alone"]))
         repetitions = draw(st.integers(1, 6))
         if kind in ("bundle", "late"):
             steps += [("bundle", draw(st.sampled_from(known)))] * (repetitions - 1)
             steps += [(kind, draw(st.sampled_from(known)))]
         elif kind == "tune":
             steps += [("tune", draw(changes))]
-        elif kind == "want":
-            steps += [("want", None), ("bundle", draw(st.sampled_from(known)))]
         elif kind == "join":
             steps += [("join", draw(st.integers(0, size - 1)))]
         else:
@@ -354,12 +352,6 @@ class Player:
             request = Request(f"pair {name}", Operation.ALLREDUCE, DType.FLOAT32, (3,), process_set=1)
             self.world.submit(request, rank, urgent=self.chance.random() < 0.5)
             yield from self._wait(rank, {request.key})
-
-    def _want(self, rank, number, _):
-        """A decider wants rounds; it may have them at any point of the order."""
-        if rank == 0:
-            self.world.coordinator.want_rounds()
-        yield
 
     def _tune(self, rank, number, parameters):
         if rank == 0:

@@ -171,7 +171,7 @@ def test_phases_in_unison_belong_to_the_batch_that_is_decided_meanwhile():
         engine.events.subscribe(heard[engine.topology.rank].append)
         for _ in range(8):
             run(engine, np.ones(1 << 18), "x")
-        return engine._exchange._decider.rounds.on
+        return engine._exchange._bypass.on
 
     with running(2, shared_memory=True) as job:
         assert job.run(body) == [True, True]
@@ -200,7 +200,7 @@ def test_phases_of_a_trial_that_does_not_run_are_dropped():
         for name in "xy":
             job.run(lambda engine, name=name: run(engine, ones(engine), name))
         job.run(warm_up)
-        until(lambda: all(engine._exchange._decider.rounds.on for engine in job.engines))
+        until(lambda: all(engine._exchange._bypass.on for engine in job.engines))
         job.engines[0].events.subscribe(heard.append)
         first = Caller(job.engines[0], "x")
         second = Caller(job.engines[1], body=lambda engine: [run(engine, ones(engine), name) for name in "yx"])
@@ -322,7 +322,7 @@ def made_by(call):
         call()
     finally:
         sys.setprofile(None)
-    return sum(made[file] for file in ("events.py", "reporter.py", "phases.py"))
+    return sum(made[file] for file in ("events.py", "observers.py", "phases.py"))
 
 
 @pytest.mark.parametrize("shared_memory", [False, True])
