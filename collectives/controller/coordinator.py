@@ -149,9 +149,9 @@ class Coordinator:
         """Whether some ranks do not have the parameters yet."""
         return self._releases.is_changing
 
-    def use(self, schedule: Schedule) -> None:
-        """The ranks ran ``schedule`` without asking."""
-        self._releases.use(schedule)
+    def use(self, schedule: Schedule, times: int = 1) -> None:
+        """The ranks ran ``schedule`` without asking, so many ``times``."""
+        self._releases.use(schedule, times)
 
     def decide(self, now: float) -> list[Outgoing]:
         """The messages to send now, in order."""

@@ -157,9 +157,9 @@ class Releases:
         self._cache.drop_set(id)
         self._forget.pop(id, None)
 
-    def use(self, schedule: Schedule) -> None:
-        """The ranks ran ``schedule`` without asking."""
-        self._next_batch += len(schedule.batches)
+    def use(self, schedule: Schedule, times: int) -> None:
+        """The ranks ran ``schedule`` without asking, so many ``times``."""
+        self._next_batch += times * len(schedule.batches)
         for batch in schedule.batches:
             for response in batch:
                 self._cache.use(response.id)

@@ -12,11 +12,10 @@ from collectives.backends.completion import Completion
 from collectives.controller.messages import Response, Withdraw
 from collectives.controller.schedules import Schedule
 from collectives.controller.worker import Worker
-from collectives.engine.execution import execute
 from collectives.engine.link import Link
 from collectives.engine.observers import AttemptReporter
 from collectives.engine.runner import Runner
-from collectives.engine.work import Work
+from collectives.engine.work import Work, execute
 from collectives.engine.work_table import WorkTable
 
 LARGEST = 0xFFFFFFFF
@@ -34,10 +33,10 @@ class Attempt:
     """The batches of a schedule, which run now if all ranks attempt the same schedule; if not, nothing changes.
 
     ``first`` is the number of the first batch. ``works`` are those of each batch. ``reporter`` tells observers about
-    the batches; None where there are no observers.
+    the batches; None where there are no observers. ``begun`` are the operations that nobody follows yet.
     """
 
-    __slots__ = ("_backend", "_batches", "_begun", "_first", "_is_agreed", "_reporter", "_runner", "_works")
+    __slots__ = ("_backend", "_batches", "_first", "_is_agreed", "_reporter", "_runner", "_works", "begun")
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class Attempt:
         self._runner = runner
         self._reporter = reporter
         self._is_agreed = False
-        self._begun: list[tuple[Completion, Sequence[Work], int]] = []
+        self.begun: list[tuple[Completion, Sequence[Work], int]] = []
 
     def agree(self) -> None:
         """All ranks run the batches."""
@@ -68,13 +67,13 @@ class Attempt:
         for number, (works, responses) in enumerate(zip(self._works, self._batches, strict=True), self._first):
             if self._reporter is not None:
                 self._reporter.begin(number, works)
-            self._begun.append((execute(works, responses, self._backend), works, number))
+            self.begun.append((execute(works, responses, self._backend), works, number))
             if self._is_agreed:
                 self.follow()
 
     def follow(self) -> None:
         """All ranks run the batches that have begun."""
-        begun, self._begun = self._begun, []
+        begun, self.begun = self.begun, []
         for completion, works, number in begun:
             self._runner.follow_attempt(completion, works, number, self._backend)
 
@@ -153,8 +152,11 @@ class Bypass:
             self._schedule = None
         if self.on:
             self._worker.finish_schedule(schedule)
-            self._link.used(schedule)
-            attempt.follow()
+            bypassed = self._link.bypassed
+            if bypassed is not None:
+                bypassed[number] = schedule, bypassed.pop(number, (schedule, 0))[1] + 1
+            if attempt.begun:
+                attempt.follow()
         return self.on
 
     def _wait(self, absent: Sequence[int]) -> None:

@@ -26,7 +26,6 @@ from collectives.controller.messages import (
     Withdraw,
 )
 from collectives.controller.releases import Outgoing
-from collectives.controller.schedules import Schedule
 from collectives.engine.link import FLUSH_SECONDS, Link
 from collectives.events import EventStream, Heard
 from collectives.net.channel import Channel
@@ -60,6 +59,7 @@ class LocalLink(Link):
     ) -> None:
         super().__init__(channel, range(1, channel.size), events)
         self._coordinator = coordinator
+        self.bypassed = {}
         self._lookout = lookout
         self._arbiter = arbiter
         self._punctuality = punctuality
@@ -97,10 +97,18 @@ class LocalLink(Link):
 
     def _receive(self, sender: int, message: Message) -> None:
         now = time.monotonic()
+        if self.bypassed:
+            self._tell_bypassed()
         if Heard in self._events.wanted:
             for (process_set, name), ranks, cached in self._coordinator.submissions(sender, message):
                 self._events.publish(Heard(name, process_set, ranks, cached, now))
         self._coordinator.receive(sender, message, now)
+
+    def _tell_bypassed(self) -> None:
+        """The coordinator takes part in no round; it only counts the batches, before it decides on others."""
+        bypassed, self.bypassed = self.bypassed or {}, {}
+        for schedule, times in bypassed.values():
+            self._coordinator.use(schedule, times)
 
     @override
     def hear(self) -> Iterator[Message]:
@@ -120,6 +128,8 @@ class LocalLink(Link):
             if fatal is not None:
                 self.accuse(fatal)
             self._arbiter.look(self._coordinator, now)
+        if self.bypassed:
+            self._tell_bypassed()
         for outgoing in self._coordinator.decide(now):
             yield from self._send(outgoing)
 
@@ -209,10 +219,6 @@ class LocalLink(Link):
         """The peers run all older batches, then read, so this ends."""
         while self._channel.has_unsent and may_wait():
             self._channel.flush(FLUSH_SECONDS)
-
-    @override
-    def used(self, schedule: Schedule) -> None:
-        self._coordinator.use(schedule)
 
     @override
     def propose(self, changes: Changes) -> None:

@@ -35,7 +35,9 @@ FLUSH_SECONDS = 0.1
 class Link(ABC):
     """A rank's link to the coordinator, over ``channel``, which reaches ``peers``. For one thread at a time.
 
-    Messages between ranks are published on ``events``; ``sent`` and ``received`` count them.
+    Messages between ranks are published on ``events``; ``sent`` and ``received`` count them. ``bypassed`` has the
+    schedules that ran since the coordinator, which is here, has last decided: by number, how often, the last one last.
+    It is None where the coordinator is not here.
     """
 
     def __init__(self, channel: Channel, peers: Iterable[int], events: EventStream) -> None:
@@ -44,6 +46,7 @@ class Link(ABC):
         self._events = events
         self._kept: list[tuple[int, Message]] = []
         self.sent = self.received = 0
+        self.bypassed: dict[int, tuple[Schedule, int]] | None = None
 
     @property
     def deadline(self) -> float | None:
@@ -163,10 +166,6 @@ class Link(ABC):
 
         It is called while a rank does not read them, and does what else may not wait.
         """
-        return
-
-    def used(self, schedule: Schedule) -> None:
-        """All ranks ran ``schedule`` without asking the coordinator."""
         return
 
     def propose(self, changes: Changes) -> None:

@@ -55,7 +55,8 @@ class WaitDuties:
     """Answers the coordinator, makes ``inquiries`` and hears of the end of other ranks, inside an operation or a vote.
 
     It also sends the answers of ``locator``. All other messages wait for the end of the operation. ``is_driving`` tells
-    whether the calling thread drives.
+    whether the calling thread drives. ``has_messages``: some may wait to be sent or heard. It is unset only where
+    that is known.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class WaitDuties:
         self.inquiries = inquiries
         self._locator = locator
         self._is_driving = is_driving
+        self.has_messages = True
 
     def wait(self) -> None:
         """An ``OnWait`` of backends. Only the thread that drives may use the channel."""
@@ -79,6 +81,7 @@ class WaitDuties:
 
     def attend(self) -> bool:
         """On the thread that drives: do what may not wait; return whether messages have been kept for later."""
+        self.has_messages = True
         for message in self._link.attend():
             self._dispatch(message)
         self.inquiries.look()
@@ -156,7 +159,7 @@ class EngineLoop:
         works: WorkTable,
         runner: Runner,
         vote_duties: VoteDuties,
-        attendance: WaitDuties,
+        duties: WaitDuties,
         ends: Ends,
         commands: Commands,
         parameters: Parameters,
@@ -176,8 +179,8 @@ class EngineLoop:
         self._works = works
         self._runner = runner
         self._during_vote = vote_duties.wait
-        self._attendance = attendance
-        self._inquiries = attendance.inquiries
+        self._duties = duties
+        self._inquiries = duties.inquiries
 
     @property
     def deadline(self) -> float | None:
@@ -191,8 +194,13 @@ class EngineLoop:
     @property
     def is_quiet(self) -> bool:
         """Whether only a message, or an action of another thread, gives :meth:`step` something to do."""
-        idle = not (self.commands or self._negotiation.batches or self._runner.flights)
-        return idle and not (self._link.is_holding or self.channel.has_unsent)
+        if self.commands or self._negotiation.batches or self._runner.flights:
+            return False
+        return not (self._duties.has_messages and self._has_messages)
+
+    @property
+    def _has_messages(self) -> bool:
+        return self._link.is_holding or self.channel.has_unsent
 
     @property
     def has_batches(self) -> bool:
@@ -282,6 +290,7 @@ class EngineLoop:
 
     def _step(self, eager: bool, waited: bool) -> bool:
         active = bool(self.commands)
+        self._duties.has_messages = True
         while self.commands:
             self.commands.popleft()()
         while self._bypass_coordinator():
@@ -332,6 +341,8 @@ class EngineLoop:
             if not self._bypass.attempt(schedule, self._during_vote, ((work,),)):
                 self._bypass.decline()
                 self.submit((work,))
+            if self._duties.has_messages:
+                self._duties.has_messages = self._has_messages
         except BaseException as error:
             self.ends.break_off(error)
             if not isinstance(error, Exception):
@@ -355,7 +366,7 @@ class EngineLoop:
 
     def _may_settle(self, deadline: float) -> bool:
         """While messages wait for a rank that does not read: answer the others; return whether to wait for longer."""
-        self._attendance.attend()
+        self._duties.attend()
         return self._ending.is_whole and time.monotonic() <= deadline
 
     def stop(self, message: Stop) -> None:

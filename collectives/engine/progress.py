@@ -14,7 +14,7 @@ from collections.abc import Callable
 from collectives.cores import pin
 from collectives.engine.loop import EngineLoop
 from collectives.engine.work import Watch, Work
-from collectives.kernels.subnormals import KeptSubnormals
+from collectives.kernels.subnormals import HALF, SMALLEST_NORMAL, KeptSubnormals
 from collectives.net.channel import SignalEvent
 
 RECENT_SECONDS = 1.0
@@ -143,14 +143,20 @@ class ProgressEngine:
             return False
         try:
             self._caller = threading.get_ident()
+            if SMALLEST_NORMAL * HALF:  # inline: this thread keeps subnormal numbers, as nearly all do
+                return self._run_now(work)
             with self._numbers:
-                entered = self._exchange.run_now(work)
-                self._catch_up()
-            return entered
+                return self._run_now(work)
         finally:
             self._caller = 0
             self._driving.release()
             self._after_driving()
+
+    def _run_now(self, work: Work) -> bool:
+        entered = self._exchange.run_now(work)
+        if self._exchange.overdue:
+            self._catch_up()
+        return entered
 
     def wait(self, work: Work | Watch) -> None:
         """Return when ``work`` is done; drive meanwhile, if no other thread does."""
@@ -175,11 +181,12 @@ class ProgressEngine:
                 self._sleep()
         if not work.done:  # entered after all had failed, or taken out of the table by an interrupt
             work.fail(self._end.error())
-        self._catch_up()
+        if self._exchange.overdue:
+            self._catch_up()
 
     def _catch_up(self) -> None:
         """Hear messages that wait: callers that make one call after the other drive all the time, and need none."""
-        if self._exchange.overdue and not self._end.finished:
+        if not self._end.finished:
             self._step()
 
     def _spin(self) -> bool:

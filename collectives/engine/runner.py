@@ -16,10 +16,9 @@ from collectives.controller.messages import Response
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.worker import Batch, Refusal
 from collectives.engine.counters import Counters
-from collectives.engine.execution import execute, joined_input
 from collectives.engine.observers import AttemptReporter, Reporter
 from collectives.engine.registration import Formation, Registration, SetBackends
-from collectives.engine.work import Work
+from collectives.engine.work import Work, execute, joined_input
 from collectives.engine.work_table import WorkTable
 from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started, Switched
 
@@ -205,7 +204,7 @@ class Runner:
     def begin_attempt(self, first: int, backend: Backend) -> AttemptReporter | None:
         """Batches from the number ``first`` on begin, if all ranks attempt them; returns the reporter for observers."""
         self._tally.begin_attempt()
-        if self._is_watched:
+        if (self._events.wanted or PROFILER.is_recording()) and self._is_watched:
             return AttemptReporter(self._reporter, first, backend, self._version)
         if backend.on_phase is not None:
             self._reporter.rest(backend)

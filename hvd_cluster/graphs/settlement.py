@@ -21,7 +21,7 @@ from collectives.api import (
 )
 from collectives.engine.engine import Engine
 from hvd_cluster.graphs.run import NodeRun
-from hvd_cluster.ops.submission import label_of
+from hvd_cluster.ops.operands import label_of
 
 SECONDS = 5.0
 """How long a rank waits for the others. One that has made the call outside of a graph does not come."""

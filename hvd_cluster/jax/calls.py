@@ -22,7 +22,7 @@ from hvd_cluster.elastic.state import watchers
 from hvd_cluster.gradients.lists import Shipment
 from hvd_cluster.jax import arrays
 from hvd_cluster.jax.frames import EXECUTE, METADATA, CallFrame, FFIBuffer, MetadataExtension, create_error
-from hvd_cluster.ops import submission
+from hvd_cluster.ops import operands
 
 TARGET = "hvd_cluster_allreduce"
 ABORTED = 10
@@ -203,9 +203,9 @@ def _run(call: _Allreduce, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
         for name, count in zip(names, call.counts, strict=True):
             members = [next(remaining) for _ in range(count)]
             if count == 1:
-                works.append(submission.start(Operation.ALLREDUCE, *members[0], name, call.process_set, **fields))
+                works.append(operands.submit(Operation.ALLREDUCE, *members[0], name, call.process_set, **fields))
             else:
-                works += submission.start_group(Operation.ALLREDUCE, members, name, call.process_set, **fields)
+                works += operands.submit_group(Operation.ALLREDUCE, members, name, call.process_set, **fields)
         for work in works:
             basics.engine().synchronize(work)
     except BaseException:

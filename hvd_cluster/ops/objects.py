@@ -19,8 +19,7 @@ from collectives.buffers import as_buffer
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arrays import gathered
-from hvd_cluster.ops.operands import run
-from hvd_cluster.ops.submission import start
+from hvd_cluster.ops.operands import run, submit
 
 T = TypeVar("T")
 
@@ -93,7 +92,7 @@ def _suffixed(name: str | None, suffix: str) -> str | None:
 
 def _broadcast(array: npt.NDArray[Any], root_rank: int, name: str | None, process_set: ProcessSet) -> npt.NDArray[Any]:
     buffer = as_buffer(array)
-    start(Operation.BROADCAST, buffer, buffer, name, process_set, wait=True, root_rank=root_rank)
+    submit(Operation.BROADCAST, buffer, buffer, name, process_set, wait=True, root_rank=root_rank)
     return array
 
 

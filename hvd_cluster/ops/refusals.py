@@ -14,7 +14,7 @@ from typing import Any
 from collectives.api import InvalidRequestError, Operation, Request
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
-from hvd_cluster.ops.submission import label_of
+from hvd_cluster.ops.operands import label_of
 
 
 def report(

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.backends.phases import phase
-from collectives.backends.shm.barrier import ShmBarrier
-from collectives.backends.shm.buffers import SLAB_BYTES, ShmBuffers
+from collectives.backends.shm.barrier import SLAB_BYTES, ShmBarrier, ShmBuffers
 from collectives.kernels.reduction import Reduction
 from collectives.kernels.segments import Segments
 

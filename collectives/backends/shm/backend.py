@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 
 from collectives.api import DType, ReduceOp, override
 from collectives.backends.base import Group, Joining, OffersVote, OnDeath, OnWait, Vote
+from collectives.backends.completion import DONE, Completion
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.shm.allreduce import ShmAllreduce
-from collectives.backends.shm.barrier import BarrierDisagreement, ShmBarrier, barrier_bytes
-from collectives.backends.shm.buffers import ShmBuffers, buffers_bytes
+from collectives.backends.shm.barrier import BarrierDisagreement, ShmBarrier, ShmBuffers, barrier_bytes, buffers_bytes
 from collectives.backends.shm.deaths import DeathWatch, deaths_bytes
 from collectives.backends.shm.movement import Movement
 from collectives.backends.shm.segment import Segment, SegmentSource, receive_segment
+from collectives.buffers import Buffer
 from collectives.kernels.reduction import reduction
 from collectives.kernels.segments import Segments
 from collectives.net.attempts import ConnectAttempt
@@ -77,6 +78,22 @@ class ShmBackend(HostBackend, OffersVote):
         self._closed = False
 
     @override
+    def allreduce(
+        self,
+        sources: Sequence[Buffer],
+        destinations: Sequence[Buffer],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Completion:
+        if len(sources) == 1:  # the shorter way: the lists of several would take longer than a small tensor
+            source, destination = sources[0].array, destinations[0].array
+            if source is not None and destination is not None:
+                self._allreduce.of_one(source, destination, reduction(sources[0].dtype, op, prescale, postscale))
+                return DONE
+        return super().allreduce(sources, destinations, op, prescale, postscale)
+
+    @override
     def allreduce_arrays(
         self,
         sources: Sequence[Array],
@@ -87,10 +104,7 @@ class ShmBackend(HostBackend, OffersVote):
         postscale: float = 1.0,
     ) -> None:
         how = reduction(dtype, op, prescale, postscale)
-        if len(sources) == 1:
-            self._allreduce.of_one(sources[0], destinations[0], how)
-        else:
-            self._allreduce(Segments(sources), Segments(destinations), how)
+        self._allreduce(Segments(sources), Segments(destinations), how)
 
     @override
     def reducescatter_arrays(

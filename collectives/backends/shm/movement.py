@@ -14,8 +14,7 @@ import numpy as np
 from collectives.api import DType
 from collectives.backends.host import Array, Bytes
 from collectives.backends.phases import phases_in
-from collectives.backends.shm.barrier import ShmBarrier
-from collectives.backends.shm.buffers import SLAB_BYTES, ShmBuffers
+from collectives.backends.shm.barrier import SLAB_BYTES, ShmBarrier, ShmBuffers
 from collectives.kernels.reduction import Reduction
 from collectives.kernels.segments import Segments
 

@@ -13,7 +13,7 @@ from collectives.engine.engine import Engine
 from collectives.engine.work import Destination, Work
 from hvd_cluster.core import basics
 from hvd_cluster.graphs.lanes import Lane
-from hvd_cluster.ops import submission
+from hvd_cluster.ops import operands
 from hvd_cluster.ops.arguments import as_factor
 from hvd_cluster.tensorflow.kernels.node import FIRST, GraphNode
 from hvd_cluster.tensorflow.native.context import Context
@@ -61,12 +61,12 @@ class CollectiveKernel(GraphNode):
             return [self._submit(context, engine, name, wait=False)]
         pairs = [self._pair(context, index) for index in range(context.inputs)]
         fields = self._fields_of(context)
-        return submission.start_group(self.operation, pairs, name, self.process_set, engine, **fields)
+        return operands.submit_group(self.operation, pairs, name, self.process_set, engine, **fields)
 
     def _submit(self, context: Context, engine: Engine, name: str | None, wait: bool) -> Work:
         source, destination = self._pair(context, 0)
         fields = self._fields_of(context)
-        return submission.start(self.operation, source, destination, name, self.process_set, wait, engine, **fields)
+        return operands.submit(self.operation, source, destination, name, self.process_set, wait, engine, **fields)
 
 
 def _reduction(construction: Construction) -> dict[str, Any]:

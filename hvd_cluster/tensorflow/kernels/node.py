@@ -14,7 +14,7 @@ from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.graphs.lanes import Lane, LaneChooser
 from hvd_cluster.ops.arguments import process_set_id
-from hvd_cluster.ops.submission import label_of
+from hvd_cluster.ops.operands import label_of
 from hvd_cluster.tensorflow.naming import Naming, place_of
 from hvd_cluster.tensorflow.native.context import Context
 from hvd_cluster.tensorflow.native.registration import Construction

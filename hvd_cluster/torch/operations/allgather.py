@@ -12,8 +12,11 @@ from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.backward import name_of_backward, own_rows
 from hvd_cluster.ops.handles import Handle, HandleGroup
 from hvd_cluster.torch.operations.allreduce import allreduce, grouped_allreduce
-from hvd_cluster.torch.operations.autograd import apply, backward_of_group, collective, is_recorded
 from hvd_cluster.torch.operations.operands import (
+    apply,
+    backward_of_group,
+    collective,
+    is_recorded,
     listed,
     of_other_shape,
     run,

@@ -14,9 +14,12 @@ from hvd_cluster.ops.arguments import reduction
 from hvd_cluster.ops.backward import name_of_backward, require_linear
 from hvd_cluster.ops.handles import Handle, HandleGroup
 from hvd_cluster.torch.compression import Compression
-from hvd_cluster.torch.operations.autograd import apply, backward_of_group, collective, is_recorded
 from hvd_cluster.torch.operations.operands import (
+    apply,
+    backward_of_group,
+    collective,
     in_place,
+    is_recorded,
     listed,
     of_same_shape,
     run,
@@ -86,6 +89,8 @@ def allreduce(
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks, element by element; returns a new tensor of the same shape."""
     how = reduction(average, op, prescale_factor, postscale_factor)
+    if compression is Compression.none:
+        return _allreduce(require_tensor(tensor), name, process_set, how)
     small, context = compressed(compression, require_tensor(tensor))
     result: torch.Tensor = compression.decompress(_allreduce(small, name, process_set, how), context)
     return result

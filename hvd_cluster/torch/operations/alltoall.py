@@ -12,8 +12,15 @@ from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import as_splits
 from hvd_cluster.ops.backward import name_of_backward
 from hvd_cluster.ops.handles import Handle
-from hvd_cluster.torch.operations.autograd import apply, collective, is_recorded
-from hvd_cluster.torch.operations.operands import of_other_shape, run, start, with_splits
+from hvd_cluster.torch.operations.operands import (
+    apply,
+    collective,
+    is_recorded,
+    of_other_shape,
+    run,
+    start,
+    with_splits,
+)
 from hvd_cluster.torch.tensors import require_tensor
 
 Splits: TypeAlias = "Sequence[int] | torch.Tensor | None"

@@ -1,23 +1,25 @@
-"""Torch tensors as operands: the memory that is read and written, and the tensor that the user gets."""
+"""Torch tensors as operands of operations, their gradients, and their place in a graph that torch compiles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.autograd.graph import increment_version
 
-from collectives.api import Operation
+from collectives.api import InvalidRequestError, Operation
 from collectives.backends.completion import DONE
 from collectives.engine.work import Work
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops import handles, operands
 from hvd_cluster.ops.arguments import as_group
+from hvd_cluster.ops.backward import of_group
 from hvd_cluster.ops.handles import Finish, HandleGroup, Kind
 from hvd_cluster.ops.operands import Describe, Operand
+from hvd_cluster.ops.refusals import report
 from hvd_cluster.torch import gpu
-from hvd_cluster.torch.operations.autograd import collective, uncompiled
 from hvd_cluster.torch.tensors import (
     allocator,
     as_input,
@@ -27,6 +29,71 @@ from hvd_cluster.torch.tensors import (
     require_writable,
     to_buffer,
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def uncompiled(function: Callable[P, T], home: str | None = None) -> Callable[P, T]:
+    """``function``, which the compiler calls but does not trace, because it cannot compile an engine.
+
+    ``home`` is the module that has the result, if it is not the function's own module: pickles refer to it.
+
+    Unlike ``torch.compiler.disable`` it costs next to nothing where nothing is compiled, not even the import.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return,no-untyped-call]
+        return function(*args, **kwargs)
+
+    call.__module__ = home or function.__module__
+    return call
+
+
+def collective(
+    operation: Operation, group: int | None = None, home: str | None = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function a public operation: it is :func:`uncompiled`, and the other ranks hear of refused arguments.
+
+    ``group`` is as in :func:`report`. One wrapper does both, because each costs time in every call.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if torch.compiler.is_dynamo_compiling():
+                return torch.compiler.disable(call)(*args, **kwargs)  # type: ignore[no-any-return,no-untyped-call]
+            try:
+                return function(*args, **kwargs)
+            except InvalidRequestError as error:
+                report(error, operation, group, function, args, kwargs)
+                raise
+
+        call.__module__ = home or function.__module__
+        return call
+
+    return decorate
+
+
+@uncompiled
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """The result of ``forward``; autograd calls ``backward`` for its gradients."""
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+def backward_of_group(
+    gradients: Sequence[torch.Tensor], backward: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+) -> tuple[torch.Tensor | None, ...]:
+    """As :func:`hvd_cluster.ops.backward.of_group`."""
+    return of_group(gradients, lambda gradient: gradient.is_floating_point() or gradient.is_complex(), backward)
+
+
+def is_recorded(tensor: torch.Tensor) -> bool:
+    """Whether autograd records operations on ``tensor`` now."""
+    return tensor.requires_grad and torch.is_grad_enabled()
+
 
 start, run = operands.start, operands.run  # of operations that are not compiled themselves
 poll = uncompiled(handles.poll, __name__)
@@ -92,7 +159,8 @@ def _await(work: Work) -> None:
 
 def output(work: Work) -> torch.Tensor:
     """The result of ``work``, in memory of its own."""
-    _await(work)
+    if work.end is not DONE:
+        _await(work)
     tensor: torch.Tensor = work.result().owner
     return tensor
 

@@ -18,8 +18,18 @@ from hvd_cluster.ops.backward import name_of_backward, scatter_factor
 from hvd_cluster.ops.handles import Handle, HandleGroup
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import allgather, grouped_allgather
-from hvd_cluster.torch.operations.autograd import apply, backward_of_group, collective, is_recorded
-from hvd_cluster.torch.operations.operands import listed, of_other_shape, run, start, start_group, synchronize
+from hvd_cluster.torch.operations.operands import (
+    apply,
+    backward_of_group,
+    collective,
+    is_recorded,
+    listed,
+    of_other_shape,
+    run,
+    start,
+    start_group,
+    synchronize,
+)
 from hvd_cluster.torch.tensors import require_tensor
 
 

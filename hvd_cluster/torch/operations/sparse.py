@@ -12,8 +12,7 @@ from collectives.api import InvalidRequestError, MismatchError, Operation, Reduc
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import reduction, require_sparse_op
 from hvd_cluster.torch.operations.allgather import grouped_allgather_async
-from hvd_cluster.torch.operations.autograd import collective
-from hvd_cluster.torch.operations.operands import synchronize
+from hvd_cluster.torch.operations.operands import collective, synchronize
 
 
 @collective(Operation.ALLGATHER, group=3)

@@ -24,10 +24,9 @@ from collectives.controller.messages import Response
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.worker import Batch
 from collectives.engine.counters import Counters
-from collectives.engine.execution import neutral
 from collectives.engine.registration import Registration, SetBackends
 from collectives.engine.runner import Runner
-from collectives.engine.work import Work
+from collectives.engine.work import Work, neutral
 from collectives.engine.work_table import UNNAMED, WorkTable
 from collectives.events import EventStream
 from collectives.stalls.stragglers import WaitWindows

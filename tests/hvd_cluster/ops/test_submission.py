@@ -13,10 +13,10 @@ from collectives.controller.messages import Response, Run
 from collectives.controller.worker import Worker
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.ops import submission
+from hvd_cluster.ops import operands
 from tests.ranks import AllRanks, player
 
-LONG = submission.LONGEST_KEPT
+LONG = operands.LONGEST_KEPT
 
 
 class Recorder:
@@ -31,7 +31,7 @@ class Recorder:
 
 @pytest.fixture
 def engine(monkeypatch):
-    submission._request.cache_clear()
+    operands._request.cache_clear()
     engine = Recorder()
     monkeypatch.setattr(basics, "engine", lambda: engine)
     return engine
@@ -63,7 +63,7 @@ def request_of(engine, **changed):
     operation, source = call.pop("operation"), as_buffer(call.pop("array").copy())
     name, process_set = "".join([*call.pop("name")]), a_set(call.pop("process_set"))
     call["splits"] = tuple([*call["splits"]])
-    submission.start(operation, source, None, name, process_set, **call)
+    operands.submit(operation, source, None, name, process_set, **call)
     return engine.last
 
 
@@ -129,7 +129,7 @@ def test_the_request_is_that_of_its_own_call(engine):
 
 def group_of(engine, name, *arrays, operation=Operation.ALLREDUCE):
     tensors = [(as_buffer(array), None) for array in arrays]
-    submission.start_group(operation, tensors, name, a_set(0), op=ReduceOp.SUM)
+    operands.submit_group(operation, tensors, name, a_set(0), op=ReduceOp.SUM)
     return engine.last
 
 
@@ -148,9 +148,9 @@ def test_a_group_is_another_request_than_one_of_another_length_or_name(engine):
 
 def test_the_number_of_kept_requests_is_bounded(engine):
     first = request_of(engine, name="first")
-    for number in range(submission.KEPT_REQUESTS):
+    for number in range(operands.KEPT_REQUESTS):
         request_of(engine, name=f"other {number}")
-    assert submission._request.cache_info().currsize == submission.KEPT_REQUESTS
+    assert operands._request.cache_info().currsize == operands.KEPT_REQUESTS
     again = request_of(engine, name="first")
     assert again == first
     assert again is not first
@@ -159,25 +159,25 @@ def test_the_number_of_kept_requests_is_bounded(engine):
 @pytest.mark.parametrize("long", [{"name": "n" * LONG}, {"operation": Operation.ALLTOALL, "splits": (1,) * LONG}])
 def test_a_long_request_takes_no_memory_after_its_call(engine, long):
     """An alltoall of many ranks has other splits each time."""
-    before = submission._request.cache_info().currsize
+    before = operands._request.cache_info().currsize
     request, again = request_of(engine, **long), request_of(engine, **long)
     assert request == again
     assert request is not again
     assert len(request.name) + len(request.splits) > LONG
-    assert submission._request.cache_info().currsize == before
+    assert operands._request.cache_info().currsize == before
 
 
 def test_a_group_with_a_long_name_takes_no_memory_either(engine):
-    before = submission._request.cache_info().currsize
+    before = operands._request.cache_info().currsize
     request = group_of(engine, "n" * LONG, np.ones(2), np.ones(2))
     assert (request.group_size, request.name[-3:]) == (2, "[1]")
-    assert submission._request.cache_info().currsize == before
+    assert operands._request.cache_info().currsize == before
 
 
 def test_a_kept_request_keeps_no_tensor(engine):
     array = np.ones(4)
     reference = weakref.ref(array)
-    submission.start(Operation.ALLREDUCE, as_buffer(array), None, "kept", a_set(0))
+    operands.submit(Operation.ALLREDUCE, as_buffer(array), None, "kept", a_set(0))
     del array
     gc.collect()
     assert reference() is None
@@ -201,7 +201,7 @@ def test_another_engine_does_not_know_a_request_of_an_earlier_one(engine):
 
 def total(values, name, process_set):
     source = as_buffer(values)
-    work = submission.start(
+    work = operands.submit(
         Operation.ALLREDUCE, source, lambda shape: empty(source.dtype, shape), name, process_set, wait=True
     )
     return work.output.owner.tolist()
