@@ -99,13 +99,13 @@ class Coordinator:
             raise EngineError(f"rank {rank} sent {message!r}, which only a coordinator may send")
 
     @property
-    def may_cross(self) -> bool:
+    def may_wait_for_each_other(self) -> bool:
         """Whether callers wait for several tensors that are half-submitted, or held."""
         return len(self._urgent) > 1
 
-    def crossings(self, before: float) -> list[KindMismatch]:
+    def kind_mismatches(self, before: float) -> list[KindMismatch]:
         """The calls of one name and different kinds that wait for each other, submitted ``before`` a time."""
-        return self._submissions.crossings(before)
+        return self._submissions.kind_mismatches(before)
 
     def awaited(self, before: float) -> dict[Key, Waiting]:
         """The half-submitted tensors that callers wait for, submitted ``before`` a time in monotonic seconds."""

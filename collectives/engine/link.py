@@ -27,7 +27,7 @@ from collectives.controller.schedules import Schedule
 from collectives.controller.waits import ProcessState
 from collectives.events import EventStream, Received, Sent
 from collectives.net.channel import Channel
-from collectives.stalls.stacks import state_of
+from collectives.stalls.stacks import states_of
 
 FLUSH_SECONDS = 0.1
 
@@ -109,9 +109,7 @@ class Link(ABC):
 
     def states(self, ranks: Iterable[int]) -> Mapping[int, ProcessState]:
         """The states of the processes of ``ranks``, of those that this rank reaches on its host."""
-        processes = {rank: self._channel.process(rank) for rank in ranks}
-        found = {rank: state_of(process) for rank, process in processes.items() if process is not None}
-        return {rank: state for rank, state in found.items() if state is not None}
+        return states_of(self._channel, ranks)
 
     @abstractmethod
     def unanswered(self) -> str:

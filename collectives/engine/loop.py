@@ -21,8 +21,9 @@ from collectives.engine.link import FLUSH_SECONDS, Link
 from collectives.engine.negotiation import Negotiation
 from collectives.engine.runner import Runner
 from collectives.engine.shutdown import Ends
+from collectives.engine.threads import CommandKind, CommandQueue, DrivingThread
 from collectives.engine.work import Work
-from collectives.engine.work_table import Commands, WorkTable
+from collectives.engine.work_table import WorkTable
 from collectives.net.channel import Channel
 from collectives.stalls.inspector import StallReporter
 from collectives.stalls.status import StatusProbe
@@ -52,31 +53,33 @@ class Dispatch:
 
 
 class WaitDuties:
-    """Answers the coordinator, makes ``inquiries`` and hears of the end of other ranks, inside an operation or a vote.
+    """Answers the coordinator, keeps the ``watch`` on it and hears of the end of other ranks, while this rank waits.
 
-    It also sends the answers of ``locator``. All other messages wait for the end of the operation. ``is_driving`` tells
-    whether the calling thread drives. ``has_messages``: some may wait to be sent or heard. It is unset only where
-    that is known.
+    That is inside an operation or a vote. It also sends the answers of ``probe``. All other messages wait for the end
+    of the operation. ``driving`` tells whether the calling thread drives. ``has_messages``: some may wait to be sent
+    or heard. It is unset only where none does.
     """
 
     def __init__(
         self,
         link: Link,
         dispatch: Dispatch,
-        inquiries: CoordinatorWatch,
-        locator: StatusProbe,
-        is_driving: Callable[[], bool],
+        watch: CoordinatorWatch,
+        probe: StatusProbe,
+        driving: DrivingThread,
+        ends: Ends,
     ) -> None:
         self._link = link
         self._dispatch = dispatch
-        self.inquiries = inquiries
-        self._locator = locator
-        self._is_driving = is_driving
+        self._watch = watch
+        self._probe = probe
+        self._driving = driving
+        self._ends = ends
         self.has_messages = True
 
     def wait(self) -> None:
         """An ``OnWait`` of backends. Only the thread that drives may use the channel."""
-        if self._is_driving():
+        if self._driving.is_here():
             self.attend()
 
     def attend(self) -> bool:
@@ -84,16 +87,31 @@ class WaitDuties:
         self.has_messages = True
         for message in self._link.attend():
             self._dispatch(message)
-        self.inquiries.look()
-        self._locator.look(in_operation=True)
+        self.look()
+        self._probe.look(in_operation=True)
         return self._link.has_kept
+
+    def look(self) -> None:
+        """End the job if the coordinator has been silent for too long."""
+        silent = self._watch.look()
+        if silent is not None:
+            self._ends.fail(silent)
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`look` must be called, in monotonic seconds; None: not before a tensor is in flight."""
+        return self._watch.deadline
+
+    def answer(self) -> None:
+        """Send where this rank stands, outside of an operation."""
+        self._probe.look()
 
 
 class VoteDuties:
     """What this rank does while it waits in a vote: until it is known whether all ranks run the schedule, nothing else.
 
     So each wait sends what is unsent, lets ``stalls`` report the missing ranks, ends a shutdown that takes too long,
-    does the ``duties`` inside of an operation, and notices ``commands``. For the thread that drives.
+    does the ``duties`` inside of an operation, and notices the requests of ``queue``. For the thread that drives.
     """
 
     def __init__(
@@ -102,14 +120,14 @@ class VoteDuties:
         channel: Channel,
         stalls: StallReporter,
         ends: Ends,
-        commands: Commands,
+        queue: CommandQueue,
         duties: WaitDuties,
     ) -> None:
         self._topology = topology
         self._channel = channel
         self._stalls = stalls
         self._ends = ends
-        self._commands = commands
+        self._commands = queue.commands
         self._duties = duties
 
     def wait(self, schedule: Schedule, absent: Sequence[int], since: float) -> bool:
@@ -137,13 +155,17 @@ def _waiting_for(schedule: Schedule, absent: Sequence[int], since: float, size: 
     return {response.request.key: waiting for batch in schedule.batches for response in batch}
 
 
+def _nothing() -> None:
+    return
+
+
 class EngineLoop:
     """Owns the channel, and runs what the ranks decide: through the ``bypass``, or in the ``negotiation``.
 
     ``worker`` records the tensors that this rank submits.
 
-    ``commands`` are requests of other threads. ``dispatch`` has the handlers of all messages, of which :meth:`stop` is
-    one. ``parameters`` are those of the last batch that ran. Any thread may set ``overdue``: messages have waited for
+    ``queue`` has the requests of other threads. ``dispatch`` has the handlers of all messages, of which :meth:`stop` is
+    one. Any thread may set ``overdue``: messages have waited for
     long. It is unset when they are heard.
     """
 
@@ -161,12 +183,10 @@ class EngineLoop:
         vote_duties: VoteDuties,
         duties: WaitDuties,
         ends: Ends,
-        commands: Commands,
-        parameters: Parameters,
+        queue: CommandQueue,
     ) -> None:
         self.channel = channel
-        self.parameters = parameters
-        self.commands = commands
+        self.commands = queue.commands
         self.overdue = False
         self.ends = ends
         self._ending = ends.ending
@@ -180,14 +200,26 @@ class EngineLoop:
         self._runner = runner
         self._during_vote = vote_duties.wait
         self._duties = duties
-        self._inquiries = duties.inquiries
+        self._sent = 0
+        self._handlers: dict[CommandKind, Callable[[Any], object]] = {
+            CommandKind.SUBMIT: self._submit,
+            CommandKind.URGE: worker.urge,
+            CommandKind.SETTLE: lambda _: runner.settle(),
+            CommandKind.ANSWER: lambda _: duties.answer(),
+            CommandKind.CALL: lambda function: function(),
+        }
+
+    @property
+    def parameters(self) -> Parameters:
+        """Those of the last batch that ran."""
+        return self._runner.parameters
 
     @property
     def deadline(self) -> float | None:
         """When :meth:`step` must be called again even if no message arrives, in monotonic seconds; None: never."""
         negotiation = self._negotiation
         run = negotiation.since + self.parameters.patience if negotiation.batches else None
-        look, end = self._inquiries.deadline, self._ending.deadline
+        look, end = self._duties.deadline, self._ending.deadline
         times = (self._link.deadline, run, end, look, self._runner.deadline)
         return min((time for time in times if time is not None), default=None)
 
@@ -196,11 +228,9 @@ class EngineLoop:
         """Whether only a message, or an action of another thread, gives :meth:`step` something to do."""
         if self.commands or self._negotiation.batches or self._runner.flights:
             return False
-        return not (self._duties.has_messages and self._has_messages)
-
-    @property
-    def _has_messages(self) -> bool:
-        return self._link.is_holding or self.channel.has_unsent
+        if not self._duties.has_messages and self._link.sent == self._sent:  # as at the end of run_now()
+            return True
+        return not (self._link.is_holding or self.channel.has_unsent)
 
     @property
     def has_batches(self) -> bool:
@@ -227,7 +257,7 @@ class EngineLoop:
 
         Works that failed before they were submitted are reported to the ranks that may wait for them.
         """
-        self.commands.append(partial(self._submit, works))
+        self.commands.append((CommandKind.SUBMIT, works))
 
     def _submit(self, works: Sequence[Work]) -> None:
         submit = self._worker.submit
@@ -237,14 +267,9 @@ class EngineLoop:
             else:
                 self._worker.reject(work.request, str(work.error))
 
-    def urge(self, work: Work) -> None:
-        """Let no rank hold ``work`` back; from any thread."""
-        self._works.urge(work)
-        self.commands.append(lambda: self._worker.urge(work.request.key))
-
     def abandon(self, works: Sequence[Work]) -> None:
         """This rank does not want ``works`` any more, see :meth:`Engine.abandon`; from any thread."""
-        self.commands.append(partial(self._abandon, works))
+        self.commands.append((CommandKind.CALL, partial(self._abandon, works)))
 
     def _abandon(self, works: Sequence[Work]) -> None:
         if any(work.is_counted for work in works):
@@ -258,17 +283,13 @@ class EngineLoop:
             if refusal is not None:
                 self._runner.refuse(refusal)
 
-    def settle(self) -> None:
-        """An operation of a device may be over: complete its works, with the next step; from any thread."""
-        self.commands.append(self._runner.settle)
-
     def rouse(self) -> None:
         """Let the thread that drives look again at what it waits for, before it sleeps; from any thread."""
-        self.commands.append(lambda: None)
+        self.commands.append((CommandKind.CALL, _nothing))
 
     def propose(self, changes: Changes) -> None:
         """On the coordinator: let ``changes`` to the parameters hold from the next batch on; from any thread."""
-        self.commands.append(partial(self._propose, changes))
+        self.commands.append((CommandKind.CALL, partial(self._propose, changes)))
 
     def _propose(self, changes: Changes) -> None:
         self._bypass.decline()  # the ranks hear of parameters with a batch that the coordinator decides
@@ -292,7 +313,8 @@ class EngineLoop:
         active = bool(self.commands)
         self._duties.has_messages = True
         while self.commands:
-            self.commands.popleft()()
+            command, argument = self.commands.popleft()
+            self._handlers[command](argument)
         while self._bypass_coordinator():
             if not self.overdue:
                 return True
@@ -312,7 +334,7 @@ class EngineLoop:
         if lost is not None:
             self.ends.fail(self._ending.loss(lost))
         if self._works:
-            self._inquiries.look()
+            self._duties.look()
         self.ends.expire()
         return active
 
@@ -341,8 +363,9 @@ class EngineLoop:
             if not self._bypass.attempt(schedule, self._during_vote, ((work,),)):
                 self._bypass.decline()
                 self.submit((work,))
-            if self._duties.has_messages:
-                self._duties.has_messages = self._has_messages
+            if self._duties.has_messages or self._link.sent != self._sent:
+                self._sent = self._link.sent
+                self._duties.has_messages = self._link.is_holding or self.channel.has_unsent
         except BaseException as error:
             self.ends.break_off(error)
             if not isinstance(error, Exception):

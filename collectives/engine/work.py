@@ -26,7 +26,7 @@ class Work:
     """A tensor in flight. ``done`` turns true once, after ``output`` or ``error`` is set.
 
     ``destination`` is a buffer or, where the result's shape depends on the other ranks, a function from shape to
-    buffer. That may be called again, with another shape: a trial that does not run has the sizes of an earlier call.
+    buffer. That may be called again, with another shape: an attempt that does not run has the sizes of an earlier call.
     ``received_splits`` counts the rows that came from each member (allgather, alltoall). ``answer`` is the rank that
     joined last, or the id of a new process set. ``owner`` stands for the engine. ``since`` is when it was submitted, in
     seconds of ``time.monotonic()``. ``batch`` is the number of its batch once that has started, None before and where
@@ -74,7 +74,7 @@ class Work:
         return self.source
 
     def allocate(self, shape: tuple[int, ...]) -> Buffer:
-        """The buffer for a result of ``shape``; sets ``output``. That of a trial that did not run is used again."""
+        """The buffer for a result of ``shape``; sets ``output``. That of an attempt that did not run is used again."""
         output = self.destination
         if callable(output):
             output = self._made(output, shape) if self.output is None or self.output.shape != shape else self.output

@@ -51,7 +51,7 @@ def test_batches_and_their_phases_are_ranges_while_a_profile_is_recorded(profile
     before, between = [], []
     with running(2, shared_memory=True) as job:
         job.run(body)
-        kept = [engine._exchange._runner._reporter._spans for engine in job.engines]
+        kept = [engine._loop._runner._reporter._spans for engine in job.engines]
     assert before == [0, 0]
     assert between[-1] == len(profile.found)
     assert profile.found.count(("SHM_ALLREDUCE",)) == 6

@@ -1,4 +1,4 @@
-"""Jobs that are in unison now and then."""
+"""Jobs that are in the bypass now and then."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 
 from collectives.api import MismatchError
 from collectives.events import Finished
-from tests.collectives.engine.bypass_job import Counting, OneByOne, group_of, in_unison, round_of, rounds_of
+from tests.collectives.engine.bypass_job import Counting, OneByOne, all_bypass, bypass_of, group_of, round_of
 from tests.collectives.engine.job import Caller, ones, outcome, run, submit, total, until, wait
 
 
@@ -20,12 +20,12 @@ class Steps:
         self._common, self._own = random.Random(seed), random.Random(f"{seed} {engine.topology.rank}")
 
     def run(self):
-        """How many steps were in unison."""
+        """How many steps were in the bypass."""
         count = 0
         for step in range(150):
             kind = self._common.choice(["lone"] * 12 + ["repeated"] * 6 + [*self.OTHERS])
             getattr(self, f"_{kind}")(step)
-            count += rounds_of(self._engine).on
+            count += bypass_of(self._engine).on
         return count
 
     def _mine(self, factor):
@@ -96,7 +96,7 @@ class Steps:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_in_and_out_of_unison(start, seed):
+def test_in_and_out_of_the_bypass(start, seed):
     wrap = OneByOne if seed else lambda channel: channel
     with start(3, wrap=wrap, cache_capacity=[4, 1024, 1024][seed], local_size=[3, 1, 3][seed]) as job:
         counts = job.run(lambda engine: Steps(engine, seed).run())
@@ -130,7 +130,7 @@ def learn(job, body):
     """Run ``body`` until the ranks run it without the coordinator."""
     for _ in range(6):
         assert job.run(body) == [sums(job.size)] * job.size
-    until(lambda: in_unison(job))
+    until(lambda: all_bypass(job))
 
 
 @pytest.mark.usefixtures("unhurried")
