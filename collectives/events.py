@@ -34,7 +34,7 @@ class Submitted:
 class Heard:
     """On rank 0: the coordinator learned that ``ranks`` have submitted a tensor; ``cached``: by its id alone.
 
-    The coordinator does not hear of tensors that run in unison, so they have no such event.
+    The coordinator does not hear of tensors that bypass it, so they have no such event.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Phase:
 
     A batch that goes through a pipeline in many pieces has two such events for each part: the first call, in which a
     rank that is late shows, and all others. Events of several parts overlap. They are published when the batch is over.
-    In unison, a rank copies its data in and waits for the other ranks before the batch is decided: these phases begin
+    In a bypass, a rank copies its data in and waits for the other ranks before the batch is decided: these phases begin
     before the batch does.
     """
 
@@ -128,7 +128,7 @@ class Stalled:
     """A tensor has waited for so many ``seconds`` that a report about it was due.
 
     ``missing`` are the ranks that have not submitted it, as far as this rank knows: rank 0 knows all of them, as do
-    ranks that wait in unison. Other ranks know none, or rank 0 when it does not answer.
+    ranks that wait in a bypass. Other ranks know none, or rank 0 when it does not answer.
     """
 
     name: str

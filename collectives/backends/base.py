@@ -77,7 +77,7 @@ def _name(ranks: Sequence[int]) -> str:
 
 
 MOST_VOTERS = 64
-"""The members of a board over a network: each may send its vote to all others, which is too much for many. In a
+"""The members of a vote over a network: each may send its vote to all others, which is too much for many. In a
 hierarchy also those of a host, which may vote over the network as well."""
 
 
@@ -117,11 +117,11 @@ class Vote(ABC):
 
 
 class OffersVote(ABC):
-    """Something that gives its members a board, such as a backend in shared memory. The board ends with it."""
+    """Something that gives its members a vote, such as a backend in shared memory. The vote ends with it."""
 
     @abstractmethod
-    def board(self) -> Vote | None:
-        """The board of these members; None, on all of them, if they have none."""
+    def vote(self) -> Vote | None:
+        """The vote of these members; None, on all of them, if they have none."""
 
 
 OnWait: TypeAlias = Callable[[], None]

@@ -134,8 +134,8 @@ class InprocGroup:
             raise PeerLostError(next(iter(self._lost.values())))
 
 
-class _InprocBoard(Vote):
-    """The board of member ``rank``, in the memory that the threads share."""
+class _InprocVote(Vote):
+    """The vote of member ``rank``, in the memory that the threads share."""
 
     def __init__(self, rank: int, group: InprocGroup) -> None:
         self._rank = rank
@@ -224,8 +224,8 @@ class InprocBackend(HostBackend, OffersVote):
         self._exchange(("barrier",), None)
 
     @override
-    def board(self) -> Vote:
-        return _InprocBoard(self.rank, self._shared)
+    def vote(self) -> Vote:
+        return _InprocVote(self.rank, self._shared)
 
     def close(self) -> None:
         self._shared.fail(self.group, ShutDownError(f"the backend of rank {self.group.ranks[self.rank]} was closed"))

@@ -11,34 +11,30 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial, wraps
 from time import monotonic
-from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 
-class _Profiler(NamedTuple):
-    is_recording: Callable[[], bool]
-    named: Callable[[str], AbstractContextManager[object]]
+class Profiler:
+    """The profiler of a framework.
+
+    ``is_recording`` says whether a profile is recorded now, in any thread; it is called before each operation. The code
+    within the context that ``named`` returns is a range of that name, on its thread.
+    """
+
+    __slots__ = ("is_recording", "named")
+
+    def __init__(self) -> None:
+        self.is_recording: Callable[[], bool] = bool
+        self.named: Callable[[str], AbstractContextManager[object]] = nullcontext
 
 
-_registered = [_Profiler(lambda: False, nullcontext)]
+PROFILER = Profiler()
+"""That of this process."""
 
 
 def register(is_recording: Callable[[], bool], named: Callable[[str], AbstractContextManager[object]]) -> None:
-    """Use this profiler from now on.
-
-    ``is_recording`` says whether a profile is recorded now, in any thread; it must be cheap. The code within the
-    context that ``named`` returns is a range of that name, on its thread.
-    """
-    _registered[0] = _Profiler(is_recording, named)
-
-
-def recording() -> bool:
-    """Whether a profile is recorded now."""
-    return _registered[0].is_recording()
-
-
-def named(name: str) -> AbstractContextManager[object]:
-    """The code within is a range called ``name``."""
-    return _registered[0].named(name)
+    """Use this profiler from now on: the attributes of :class:`Profiler`."""
+    PROFILER.is_recording, PROFILER.named = is_recording, named
 
 
 SHORT = {"BROADCAST": "BCAST"}
@@ -154,7 +150,7 @@ def _timed(function: Callable[P, R], name: str, receiver: Receiver, in_profile: 
 
 def _in_range(function: Callable[P, R], label: str) -> Callable[P, R]:
     def within(*args: P.args, **kwargs: P.kwargs) -> R:
-        with named(label):
+        with PROFILER.named(label):
             return function(*args, **kwargs)
 
     return within

@@ -105,7 +105,7 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
         return "hierarchical"
     if settings.cpu_operations != "auto":
         return settings.cpu_operations
-    # On other processors stores may overtake each other, which the gate of shm does not guard against.
+    # On other processors stores may overtake each other, which the barrier of shm does not guard against.
     return "shm" if len(hosts) == 1 and platform.machine() == "x86_64" else _between(settings)
 
 

@@ -88,7 +88,7 @@ class SingleBackend(HostBackend, OffersVote):
         self._check()
 
     @override
-    def board(self) -> Vote:
+    def vote(self) -> Vote:
         return _Alone()
 
     def close(self) -> None:

@@ -99,13 +99,13 @@ class Coordinator:
             raise EngineError(f"rank {rank} sent {message!r}, which only a coordinator may send")
 
     @property
-    def may_cross(self) -> bool:
+    def may_wait_for_each_other(self) -> bool:
         """Whether callers wait for several tensors that are half-submitted, or held."""
         return len(self._urgent) > 1
 
-    def crossings(self, before: float) -> list[KindMismatch]:
+    def kind_mismatches(self, before: float) -> list[KindMismatch]:
         """The calls of one name and different kinds that wait for each other, submitted ``before`` a time."""
-        return self._submissions.crossings(before)
+        return self._submissions.kind_mismatches(before)
 
     def awaited(self, before: float) -> dict[Key, Waiting]:
         """The half-submitted tensors that callers wait for, submitted ``before`` a time in monotonic seconds."""
@@ -149,13 +149,9 @@ class Coordinator:
         """Whether some ranks do not have the parameters yet."""
         return self._releases.is_changing
 
-    def use(self, schedule: Schedule) -> None:
-        """The ranks ran ``schedule`` without asking."""
-        self._releases.use(schedule)
-
-    def want_rounds(self) -> None:
-        """Let the ranks agree among themselves, from the next batches on that no other tensors disturb."""
-        self._releases.want_rounds()
+    def use(self, schedule: Schedule, times: int = 1) -> None:
+        """The ranks ran ``schedule`` without asking, so many ``times``."""
+        self._releases.use(schedule, times)
 
     def decide(self, now: float) -> list[Outgoing]:
         """The messages to send now, in order."""

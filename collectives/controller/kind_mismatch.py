@@ -54,11 +54,11 @@ def differ(kinds: Iterable[CallKind]) -> bool:
 
 def kind_mismatches(calls: Iterable[tuple[Subject, Mapping[CallKind, Mapping[Key, Waiting]]]]) -> list[KindMismatch]:
     """Those of ``calls`` that cross: each rank has submitted one of them, and each lacks ranks."""
-    found = (_crossing(subject.name, kinds) for subject, kinds in calls)
-    return [crossing for crossing in found if crossing is not None]
+    found = (_mismatch(subject.name, kinds) for subject, kinds in calls)
+    return [mismatch for mismatch in found if mismatch is not None]
 
 
-def _crossing(name: str, kinds: Mapping[CallKind, Mapping[Key, Waiting]]) -> KindMismatch | None:
+def _mismatch(name: str, kinds: Mapping[CallKind, Mapping[Key, Waiting]]) -> KindMismatch | None:
     tensors = {key: waiting for by_key in kinds.values() for key, waiting in by_key.items()}
     by_rank: dict[int, list[CallKind]] = {}
     for kind, by_key in kinds.items():
@@ -73,10 +73,10 @@ def _crossing(name: str, kinds: Mapping[CallKind, Mapping[Key, Waiting]]) -> Kin
     return KindMismatch(tuple(sorted(tensors)), submitted, why)
 
 
-def is_certain(crossing: KindMismatch, answers: Sequence[RankStatus]) -> bool:
-    """Whether all ranks wait for the tensors of ``crossing`` alone, on every thread that calls collectives.
+def is_certain(mismatch: KindMismatch, answers: Sequence[RankStatus]) -> bool:
+    """Whether all ranks wait for the tensors of ``mismatch`` alone, on every thread that calls collectives.
 
     ``answers`` are those given since the last tensor was submitted.
     """
     waits = {each.rank: {(call.process_set, call.name) for call in each.waits} for each in answers if each.is_held}
-    return all(waits.get(rank, set()) & keys and waits[rank] <= keys for rank, keys in crossing.submitted.items())
+    return all(waits.get(rank, set()) & keys and waits[rank] <= keys for rank, keys in mismatch.submitted.items())

@@ -76,6 +76,10 @@ class ProcessSets:
             raise InvalidRequestError(f"process set {id} does not exist; known ids: {sorted(self._ranks)}")
         return ranks
 
+    def members(self, id: int) -> tuple[int, ...]:
+        """The members of set ``id``; none if it does not exist."""
+        return self._ranks.get(id, ())
+
     def ids(self) -> list[int]:
         """All ids, ascending."""
         return sorted(self._ranks)

@@ -10,7 +10,7 @@ from collectives.api import Parameters, Request
 from collectives.controller.agreement import Disagreement
 from collectives.controller.fusion import plan
 from collectives.controller.messages import Message, Refuse, Response, Run
-from collectives.controller.process_sets import GLOBAL, ProcessSets
+from collectives.controller.process_sets import ProcessSets
 from collectives.controller.response_cache import Known, ResponseCache
 from collectives.controller.schedules import Schedule, Schedules, alone
 
@@ -83,7 +83,6 @@ class Releases:
         self._forget: dict[int, list[int]] = {}
         self._schedules = Schedules()
         self._repetitions = 0
-        self._wanted = False
 
     def __bool__(self) -> bool:
         return bool(self._ready)
@@ -158,9 +157,9 @@ class Releases:
         self._cache.drop_set(id)
         self._forget.pop(id, None)
 
-    def use(self, schedule: Schedule) -> None:
-        """The ranks ran ``schedule`` without asking."""
-        self._next_batch += len(schedule.batches)
+    def use(self, schedule: Schedule, times: int) -> None:
+        """The ranks ran ``schedule`` without asking, so many ``times``."""
+        self._next_batch += times * len(schedule.batches)
         for batch in schedule.batches:
             for response in batch:
                 self._cache.use(response.id)
@@ -196,25 +195,11 @@ class Releases:
         for process_set, of_set in groupby(batches, key=lambda batch: batch[0].request.process_set):
             self._run(process_set, list(of_set), begins_rounds)
 
-    def want_rounds(self) -> None:
-        """The next undisturbed message to all ranks begins rounds."""
-        self._wanted = True
-
     def _begins_rounds(self, undisturbed: bool) -> bool:
-        """Whether a decider wants rounds, or the ranks will probably wait for tensors of a known schedule again.
-
-        They will if they have done so lately.
-        """
+        """Whether the ranks will probably wait for tensors of a known schedule again: they have done so lately."""
         is_known = self._urgent and undisturbed and self._find_schedule() is not None
         self._repetitions = self._repetitions + 1 if is_known else 0
-        return self._repetitions >= REPETITIONS or (undisturbed and self._take_want())
-
-    def _take_want(self) -> bool:
-        """Whether a decider wants rounds, and one message goes to all ranks."""
-        of_all = {response.request.process_set for response in self._ready} == {GLOBAL}
-        wanted = self._wanted and of_all
-        self._wanted = self._wanted and not of_all
-        return wanted
+        return self._repetitions >= REPETITIONS
 
     def _find_schedule(self) -> Schedule | None:
         """The schedule of the ready tensors, as the ranks find it."""

@@ -239,7 +239,7 @@ class Submissions:
             if pending.operation is not Operation.JOIN  # which waits for as long as the others have data
         }
 
-    def crossings(self, before: float) -> list[KindMismatch]:
+    def kind_mismatches(self, before: float) -> list[KindMismatch]:
         """The calls that wait for each other, of those that were submitted ``before`` a time in monotonic seconds."""
         calls: dict[Subject, dict[CallKind, dict[Key, Pending]]] = {}
         for key, pending in self.pending.items():

@@ -26,7 +26,6 @@ from collectives.controller.messages import (
     Withdraw,
 )
 from collectives.controller.releases import Outgoing
-from collectives.controller.schedules import Schedule
 from collectives.engine.link import FLUSH_SECONDS, Link
 from collectives.events import EventStream, Heard
 from collectives.net.channel import Channel
@@ -40,9 +39,8 @@ from collectives.stalls.straggler_reports import StragglerReporter
 class LocalLink(Link):
     """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
 
-    ``lookout`` and ``arbiter`` watch the tensors that wait in the coordinator, ``punctuality`` the ranks that others
-    wait for.
-    ``survey`` gets the answers to :meth:`locate`.
+    ``stalls`` and ``deadlocks`` watch the tensors that wait in the coordinator, ``stragglers`` the ranks that others
+    wait for. ``statuses`` has questions to ranks, and gets the answers.
     ``hosts`` are those of the ranks, and ``variable`` is the setting that bounds operations, both for messages.
     """
 
@@ -50,30 +48,31 @@ class LocalLink(Link):
         self,
         channel: Channel,
         coordinator: Coordinator,
-        lookout: StallReporter,
-        arbiter: DeadlockDetector,
-        punctuality: StragglerReporter,
-        survey: StatusTable,
+        stalls: StallReporter,
+        deadlocks: DeadlockDetector,
+        stragglers: StragglerReporter,
+        statuses: StatusTable,
         events: EventStream,
         hosts: Sequence[str],
         variable: str,
     ) -> None:
         super().__init__(channel, range(1, channel.size), events)
         self._coordinator = coordinator
-        self._lookout = lookout
-        self._arbiter = arbiter
-        self._punctuality = punctuality
-        self._survey = survey
-        self._roll_call = LivenessCheck(self._peers)
+        self.bypassed = {}
+        self._stalls = stalls
+        self._deadlocks = deadlocks
+        self._stragglers = stragglers
+        self._statuses = statuses
+        self._liveness = LivenessCheck(self._peers)
         self._hosts = hosts
         self._variable = variable
 
     @property
     @override
     def deadline(self) -> float | None:
-        times = [self._coordinator.deadline, self._roll_call.deadline]
-        if not self._roll_call.is_accused:
-            times += [self._lookout.deadline, self._arbiter.deadline]
+        times = [self._coordinator.deadline, self._liveness.deadline]
+        if not self._liveness.is_accused:
+            times += [self._stalls.deadline, self._deadlocks.deadline]
         return min([time for time in times if time is not None], default=None)
 
     @property
@@ -97,10 +96,18 @@ class LocalLink(Link):
 
     def _receive(self, sender: int, message: Message) -> None:
         now = time.monotonic()
+        if self.bypassed:
+            self._tell_bypassed()
         if Heard in self._events.wanted:
             for (process_set, name), ranks, cached in self._coordinator.submissions(sender, message):
                 self._events.publish(Heard(name, process_set, ranks, cached, now))
         self._coordinator.receive(sender, message, now)
+
+    def _tell_bypassed(self) -> None:
+        """The coordinator takes part in no round; it only counts the batches, before it decides on others."""
+        bypassed, self.bypassed = self.bypassed or {}, {}
+        for schedule, times in bypassed.values():
+            self._coordinator.use(schedule, times)
 
     @override
     def hear(self) -> Iterator[Message]:
@@ -113,13 +120,16 @@ class LocalLink(Link):
             else:
                 self._receive(sender, message)
         now = time.monotonic()
-        if self._roll_call:
+        if self._liveness:
             yield from self._results(now)
-        if not self._roll_call.is_accused:
-            fatal = self._lookout.look(self._coordinator, now)
+        if not self._liveness.is_accused:
+            fatal = self._stalls.look(self._coordinator, now)
             if fatal is not None:
                 self.accuse(fatal)
-            self._arbiter.look(self._coordinator, now)
+            self._deadlocks.look(self._coordinator, now)
+            yield from self._ask()
+        if self.bypassed:
+            self._tell_bypassed()
         for outgoing in self._coordinator.decide(now):
             yield from self._send(outgoing)
 
@@ -138,56 +148,62 @@ class LocalLink(Link):
                 self._hear_aside(sender, message)
             else:
                 self._kept.append((sender, message))
-        if self._roll_call:
+        yield from self._ask()
+        if self._liveness:
             yield from self._results(time.monotonic())
 
     def _hear_aside(self, sender: int, message: Inquiry | Pong | Accusation | WaitReport | RankStatus) -> None:
         """Messages that have nothing to do with the order of batches."""
         if isinstance(message, WaitReport):
-            self._punctuality.hear(sender, message)
+            self._stragglers.hear(sender, message)
         elif isinstance(message, Pong):
-            self._roll_call.answered(sender, time.monotonic())
-            self._punctuality.answered(sender)
+            self._liveness.answered(sender, time.monotonic())
+            self._stragglers.answered(sender)
         elif isinstance(message, Accusation):
             self.accuse(unpack(message.error))
         elif isinstance(message, RankStatus):
             self.answer(message)
         else:
             now = time.monotonic()
-            self._send_directly((sender,), Status(self._lookout.answer(self._coordinator, now)))
-            self._ping(self._roll_call.inquire(sender, now))
+            self._send_directly((sender,), Status(self._stalls.answer(self._coordinator, now)))
+            self._ping(self._liveness.inquire(sender, now))
 
     @override
     def inquire(self) -> bool:
-        self._ping(self._roll_call.inquire(COORDINATOR, time.monotonic()))
+        self._ping(self._liveness.inquire(COORDINATOR, time.monotonic()))
         return False
 
     @override
     def accuse(self, error: HorovodInternalError) -> None:
-        self._ping(self._roll_call.accuse(error, time.monotonic()))
+        self._ping(self._liveness.accuse(error, time.monotonic()))
 
     @override
     def report_waits(self, report: WaitReport) -> None:
-        self._punctuality.hear(COORDINATOR, report)
+        self._stragglers.hear(COORDINATOR, report)
 
     @override
     def answer(self, found: RankStatus) -> None:
-        self._survey.hear(found, time.monotonic())
+        self._statuses.hear(found, time.monotonic())
 
-    def locate(self, ranks: Sequence[int]) -> None:
-        """Ask ``ranks``, which are not this one, where they stand."""
-        self._send_directly(ranks, Locate())
+    def _ask(self) -> Iterator[Message]:
+        """Ask ranks where they stand, and yield the question if it is for this rank."""
+        ranks = self._statuses.take_questions()
+        others = [rank for rank in ranks if rank != COORDINATOR]
+        if others:
+            self._send_directly(others, Locate())
+        if len(others) < len(ranks):
+            yield Locate()
 
     def _ping(self, ranks: Sequence[int]) -> None:
         self._send_directly(ranks, Ping())
 
     def _results(self, now: float) -> Iterator[Message]:
-        """Send the result of the roll call to the ranks that want it, and yield it if it is for this rank."""
-        result = self._roll_call.settle(now)
+        """Send the result of the liveness check to the ranks that want it, and yield it if it is for this rank."""
+        result = self._liveness.settle(now)
         if result is None:
             return
         silent, seconds, inquirers, accusation = result
-        self._punctuality.silent(silent, seconds)
+        self._stragglers.silent(silent, seconds)
         if accusation is not None:
             states = self.states(silent)
             yield Abort(pack(verdict(accusation, silent, seconds, self._hosts, self._variable, states)))
@@ -209,14 +225,6 @@ class LocalLink(Link):
         """The peers run all older batches, then read, so this ends."""
         while self._channel.has_unsent and may_wait():
             self._channel.flush(FLUSH_SECONDS)
-
-    @override
-    def used(self, schedule: Schedule) -> None:
-        self._coordinator.use(schedule)
-
-    @override
-    def want_rounds(self) -> None:
-        self._coordinator.want_rounds()
 
     @override
     def propose(self, changes: Changes) -> None:

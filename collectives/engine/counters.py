@@ -105,7 +105,7 @@ LONG_SECONDS = 0.001
 BARRIER = Operation.BARRIER  # a look-up in an Enum takes longer than the rest of its line
 
 
-class _SetTally:
+class _SetCounters:
     """The numbers of :class:`SetCounts`, which grow."""
 
     __slots__ = ("backend", "batches", "capacity", "failures", "inside", "late", "nbytes", "operations", "waits")
@@ -135,13 +135,14 @@ class Counters:
     """``report`` gets the waits of each window in which ``windows`` finds any. For the thread that drives.
 
     A batch that was negotiated waits from the submission of its last tensor, or the end of the batch before, to the
-    decision to run it, if a caller waits. One in unison waits in its backend. :meth:`counts` is for any thread.
+    decision to run it, if a caller waits. One that bypasses the coordinator waits in its backend. :meth:`counts` is for
+    any thread.
     """
 
     def __init__(self, windows: WaitWindows, report: Callable[[WaitReport], None]) -> None:
         self._windows = windows
         self._report = report
-        self._sets: dict[int, _SetTally] = {}
+        self._sets: dict[int, _SetCounters] = {}
         self._decided: dict[int, float] = {}
         self._kept: dict[int, tuple[float, float]] = {}
         self._begun = self.ended = monotonic()
@@ -162,21 +163,21 @@ class Counters:
 
     def begin(self, batch: int, works: Sequence[Work], backend: Backend) -> None:
         """The decided ``batch`` begins."""
-        backend.waited()  # in a trial that did not run; that time is before the decision
+        backend.waited()  # in an attempt that did not run; that time is before the decision
         decided, now = self._decided.pop(batch, 0.0), monotonic()
         self._begun, self._late = now, 0.0
         if any([work.urged for work in works]):
             self._late = max(0.0, decided - max(self.ended, *[work.since for work in works]))
 
-    def begin_trial(self) -> None:
-        """A batch begins that may run in unison."""
+    def begin_attempt(self) -> None:
+        """A batch begins that runs if all ranks attempt it."""
         self._begun, self._late = monotonic(), 0.0
 
     def keep(self, batch: int) -> None:
         """``batch`` has begun, and ends after others have begun."""
         self._kept[batch] = self._begun, self._late
 
-    def end(self, batch: int, works: Sequence[Work], backend: Backend, parameters: Parameters | None) -> None:
+    def end(self, batch: int, works: Sequence[Work], backend: Backend, parameters: Parameters) -> None:
         """``batch`` is over; it has run on ``backend``."""
         begun, decision = self._begun, self._late
         if self._kept:
@@ -184,25 +185,25 @@ class Counters:
         waited, inside = backend.waited()
         late, now = decision + waited, monotonic()
         request, count = works[0].request, len(works)
-        tally = self._sets.get(request.process_set) or self._open(request.process_set)
-        tally.operations[request.operation] += count
-        tally.batches += 1
+        counters = self._sets.get(request.process_set) or self._open(request.process_set)
+        counters.operations[request.operation] += count
+        counters.batches += 1
         if request.operation is not BARRIER:
-            tally.nbytes += request.nbytes if count == 1 else sum([work.request.nbytes for work in works])
-            tally.capacity += parameters.fusion_threshold if parameters is not None else 0
-        tally.late += late
-        tally.inside += inside
-        tally.backend += now - begun - waited - inside
+            counters.nbytes += request.nbytes if count == 1 else sum([work.request.nbytes for work in works])
+            counters.capacity += parameters.fusion_threshold
+        counters.late += late
+        counters.inside += inside
+        counters.backend += now - begun - waited - inside
         if late + inside >= LONG_SECONDS:
-            tally.waits += 1
+            counters.waits += 1
         self._begun = self.ended = now
         self._late = 0.0
         self.batch = batch
         if now >= self._windows.due:
             self._close(now)
 
-    def _open(self, process_set: int) -> _SetTally:
-        return self._sets.setdefault(process_set, _SetTally())
+    def _open(self, process_set: int) -> _SetCounters:
+        return self._sets.setdefault(process_set, _SetCounters())
 
     def _close(self, now: float) -> None:
         totals = {id: Totals(each.late, each.inside, each.waits) for id, each in self._sets.items()}
@@ -212,9 +213,9 @@ class Counters:
 
     def failed(self, process_set: int) -> None:
         """A tensor ended with an error."""
-        tally = self._sets.get(process_set) or self._open(process_set)
-        tally.failures += 1
+        counters = self._sets.get(process_set) or self._open(process_set)
+        counters.failures += 1
 
     def counts(self, introduced: Callable[[int], int]) -> dict[int, SetCounts]:
         """The numbers of each process set; ``introduced`` returns those of whole requests."""
-        return {id: tally.counts(introduced(id)) for id, tally in list(self._sets.items())}
+        return {id: counters.counts(introduced(id)) for id, counters in list(self._sets.items())}

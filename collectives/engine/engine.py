@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,11 +25,11 @@ from collectives.controller.messages import COORDINATOR
 from collectives.controller.process_sets import GLOBAL, ProcessSets
 from collectives.engine.assembly import Assembly
 from collectives.engine.counters import Counts
-from collectives.engine.loop import EngineLoop
 from collectives.engine.progress import ProgressEngine
 from collectives.engine.registration import Form, Registration, SetBackends
 from collectives.engine.shutdown import ProcessExit
 from collectives.engine.submit import Submitter
+from collectives.engine.threads import Callers
 from collectives.engine.work import Destination, Watch, Work
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream
@@ -53,19 +54,19 @@ class SetCalls:
         rank: int,
         process_sets: ProcessSets,
         dynamic: bool,
-        intake: Submitter,
+        submitter: Submitter,
         works: WorkTable,
-        exchange: EngineLoop,
-        driver: ProgressEngine,
+        progress: ProgressEngine,
+        callers: Callers,
         form: Form,
     ) -> None:
         self._rank = rank
         self._process_sets = process_sets
         self._dynamic = dynamic
-        self._intake = intake
+        self._submitter = submitter
         self._works = works
-        self._exchange = exchange
-        self._driver = driver
+        self._progress = progress
+        self._callers = callers
         self._form = form
 
     def barrier(self, process_set: int) -> None:
@@ -74,20 +75,20 @@ class SetCalls:
     def join(self, process_set: int) -> int:
         work = Work(Request("join", Operation.JOIN, process_set=process_set), None, None)
         work.urged = True
-        with self._driver.inside:
-            self._intake.begin_join(work)
+        with self._callers:
+            self._submitter.begin_join(work)
             try:
                 # The others must not believe that this rank has no data while some of it waits its turn.
                 for earlier in self._works.queued(process_set):
-                    self._exchange.urge(earlier)
-                    self._driver.wait(earlier)
+                    self._works.urge(earlier)
+                    self._progress.wait(earlier)
                 self._works.enter([work], unnamed=True)
-                if self._intake.is_observed:
-                    self._intake.announce([work])
-                self._driver.wait(work)
+                if self._submitter.is_observed:
+                    self._submitter.announce([work])
+                self._progress.wait(work)
             finally:
                 if work.done or not self._works.owns(work):  # or else an interrupt leaves this rank joined
-                    self._intake.end_join(process_set)
+                    self._submitter.end_join(process_set)
         work.outcome()
         return work.answer
 
@@ -128,9 +129,9 @@ class SetCalls:
     def _run(self, work: Work) -> Work:
         """Submit ``work``, which has no tensor and no name, wait, and return it."""
         work.urged = True
-        with self._driver.inside:
-            self._intake.enter([work], unnamed=True)
-            self._driver.wait(work)
+        with self._callers:
+            self._submitter.enter([work], unnamed=True)
+            self._progress.wait(work)
         work.outcome()
         return work
 
@@ -140,7 +141,7 @@ class SetCalls:
         try:
             yield
         except Exception as error:
-            self._intake.reject([Work(request, None, None)], True, error)
+            self._submitter.reject([Work(request, None, None)], True, error)
             raise
 
 
@@ -167,17 +168,17 @@ class Engine:
         self.events = EventStream()
         self._timeouts = settings.timeouts
         parts = Assembly(topology, settings, process_sets, channel, backends, self.events)
-        self._works, self._exchange, self._ends, self._driver = parts.works, parts.exchange, parts.ends, parts.driver
-        notify = self._driver.notify
-        self._intake = Submitter(topology.rank, process_sets, parts.works, parts.runner, self.events, notify)
+        self._works, self._loop, self._ends, self._progress = parts.works, parts.loop, parts.ends, parts.progress
+        self._queue, self._callers = parts.queue, parts.callers
+        self._submitter = Submitter(topology.rank, process_sets, parts.works, parts.runner, self.events, parts.queue)
         self._set_calls = SetCalls(
             topology.rank,
             process_sets,
             settings.dynamic_process_sets,
-            self._intake,
+            self._submitter,
             parts.works,
-            parts.exchange,
-            parts.driver,
+            parts.progress,
+            parts.callers,
             form,
         )
         self._parts = parts
@@ -188,40 +189,43 @@ class Engine:
 
         It runs on a thread of the engine and must not wait.
         """
-        self._parts.on_death = call
+        self._ends.on_death = call
 
     @property
     def patient(self) -> bool:
         """Whether early submissions bring no gain."""
-        return self._driver.patient
+        return self._progress.patient
 
     @property
     def parameters(self) -> Parameters:
         """The parameters of the last batch on this rank; before the first batch, those of its own settings."""
-        return self._exchange.parameters
+        return self._loop.parameters
 
     @property
     def batches(self) -> int:
         """The number of batches that this rank knows of, those of sets to which it does not belong included."""
-        return self._exchange.batches
+        return self._loop.batches
 
     @property
     def last_batch(self) -> int | None:
         """The number of the last batch that has ended on this rank; None before the first one."""
-        return self._parts.tally.batch
+        return self._parts.counters.batch
 
     def counts(self) -> Counts:
         """The work of this rank up to now, in numbers."""
-        return self._parts.counts()
+        parts = self._parts
+        sets = parts.counters.counts(parts.worker.introduced.__getitem__)
+        return Counts(sets, parts.link.sent, parts.link.received)
 
     def waiting(self) -> float:
         """How long callers of this rank have waited since its last batch was over, in seconds; 0 if none waits."""
-        return self._parts.waiting()
+        since = [work.since for work in self._works.urged()]
+        return max(0.0, time.monotonic() - max(self._parts.counters.ended, min(since))) if since else 0.0
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
         """On rank 0: the ranks that others wait for now, again and again. Empty on other ranks."""
-        return self._parts.punctuality.stragglers
+        return self._parts.stragglers.stragglers
 
     @property
     def cut_off_since(self) -> float | None:
@@ -238,8 +242,8 @@ class Engine:
         if self.topology.rank != COORDINATOR:
             raise InvalidRequestError(f"rank {self.topology.rank} cannot change parameters; propose them on rank 0")
         replace(self.parameters, **changes)  # raises here and not on the thread that drives
-        self._exchange.propose(changes)
-        self._driver.notify()
+        self._loop.propose(changes)
+        self._queue.notify()
 
     # Tensors.
 
@@ -260,41 +264,41 @@ class Engine:
 
         An ``unnamed`` group gets a name as unnamed tensors do. Raises the errors of :meth:`submit`.
         """
-        with self._driver.inside:
-            self._intake.enter(works, unnamed)
-            if not self._driver.napping:
-                self._driver.notify()
+        with self._callers:
+            self._submitter.enter(works, unnamed)
+            if not self._progress.napping:
+                self._queue.notify()
 
     def run(self, request: Request, source: Buffer | None, destination: Destination, unnamed: bool = False) -> Work:
         """Submit, wait and return the finished work; raises the errors of :meth:`submit` and :meth:`synchronize`."""
         work = Work(request, source, destination)
         work.urged = True
-        with self._driver.inside:
-            entered = not unnamed and self._intake.repeats(work) and self._driver.run_now(work)
+        with self._callers:
+            entered = not unnamed and self._submitter.repeats(work) and self._progress.run_now(work)
             if not entered:
-                self._intake.enter([work], unnamed)
+                self._submitter.enter([work], unnamed)
             if not (entered and work.done):
-                self._driver.wait(work)
+                self._progress.wait(work)
         work.outcome()
         return work
 
     def poll(self, work: Work) -> bool:
         """Whether :meth:`synchronize` would return at once. A poll ends any hold on the tensor, as a wait does."""
         if not (work.done or work.urged):
-            with self._driver.inside:
-                self._exchange.urge(work)
-                self._driver.notify()
+            with self._callers:
+                self._works.urge(work)
+                self._queue.notify()
         return work.done
 
     def synchronize(self, work: Work) -> Buffer | None:
         """Wait for ``work`` and return its output; raises MismatchError, PeerLostError and the like."""
-        with self._driver.inside:
+        with self._callers:
             if not (work.done or self._works.owns(work)):
                 name = work.request.name
                 raise ShutDownError(f"{name!r} was submitted before Horovod was shut down and started again")
             if not (work.done or work.urged):
-                self._exchange.urge(work)
-            self._driver.wait(work)
+                self._works.urge(work)
+            self._progress.wait(work)
         return work.outcome()
 
     def await_any(self, watch: Watch) -> None:
@@ -302,11 +306,11 @@ class Engine:
 
         Raises no error of a work: see :meth:`Work.outcome`.
         """
-        with self._driver.inside:
+        with self._callers:
             for work in watch.works:
                 if not (work.done or work.urged):
-                    self._exchange.urge(work)
-            self._driver.wait(watch)
+                    self._works.urge(work)
+            self._progress.wait(watch)
 
     def abandon(self, works: Sequence[Work]) -> None:
         """This rank does not want ``works`` of one call any more: each ends soon, though others may never submit it.
@@ -315,14 +319,14 @@ class Engine:
         may submit a tensor of that name again. A group is abandoned as a whole. Works without a name are not abandoned,
         because the ranks count these.
         """
-        self._exchange.abandon(works)
-        self._driver.notify()
+        self._loop.abandon(works)
+        self._queue.notify()
 
     def rouse(self) -> None:
         """Let all callers that wait look again at what they wait for: a :class:`Watch` may have been interrupted."""
-        self._exchange.rouse()
-        self._driver.notify()
-        self._driver.announce()
+        self._loop.rouse()
+        self._queue.notify()
+        self._parts.waiters.announce()
 
     def reject(self, requests: Sequence[Request], error: InvalidRequestError, unnamed: bool = False) -> None:
         """Report a call of ``requests`` that ended with ``error`` on this rank before it was submitted.
@@ -330,8 +334,8 @@ class Engine:
         Members that make the call get a RefusedCallError. ``unnamed`` requests get names, as if they were submitted.
         Does nothing if no member can wait for this rank.
         """
-        with self._driver.inside:
-            self._intake.report(requests, error, unnamed)
+        with self._callers:
+            self._submitter.report(requests, error, unnamed)
 
     # Calls for a whole process set.
 
@@ -378,7 +382,7 @@ class Engine:
         all ranks end at once.
         """
         if self._begin_end(cause):
-            self._await(self._driver.join)
+            self._await(self._progress.join)
 
     def step_out(self) -> None:
         """Like :meth:`shutdown`, for a process that goes on to its next world.
@@ -386,20 +390,20 @@ class Engine:
         Where that disturbs nothing, its connections and memory are closed meanwhile: see :attr:`is_ending`.
         """
         if self._begin_end(""):
-            self._await(self._driver.await_end if self._parts.runner.closes_aside else self._driver.join)
+            self._await(self._progress.await_end if self._parts.runner.closes_aside else self._progress.join)
 
     def _begin_end(self, cause: str) -> bool:
         """Return whether to wait for the end."""
         me = threading.get_ident()
-        if self._driver.is_driven_by(me):
+        if self._progress.is_driven_by(me):
             text = f"Horovod has been shut down by rank {self.topology.rank}, in a signal handler"
             self._ends.fail(ShutDownError(text))
-            self._driver.notify()
+            self._queue.notify()
             return False
         if not self._ends.ending.finished:
             self._ends.leave(cause)
-        self._driver.notify()
-        return me not in self._driver.inside
+        self._queue.notify()
+        return me not in self._callers
 
     def _await(self, end: Callable[[float], bool]) -> None:
         if not end(self._timeouts.shutdown + self._timeouts.collective):
@@ -407,14 +411,14 @@ class Engine:
 
     def shut_down_at_exit(self, exit: ProcessExit, cause: str = "") -> None:
         """Like :meth:`shutdown`, while the process ends: daemon threads do not return from their calls."""
-        self._driver.inside.hold = exit.hold
+        self._callers.hold = exit.hold
         self.shutdown(cause)
-        exit.settle(self._driver.inside.ever())
+        exit.settle(self._callers.ever())
 
     def abort(self, error: HorovodInternalError) -> None:
         """End the engine on all ranks at once; every pending and future work raises ``error``."""
         self._ends.abort(error)
-        self._driver.notify()
+        self._queue.notify()
 
     @property
     def has_ended(self) -> bool:
@@ -424,7 +428,7 @@ class Engine:
     @property
     def is_ending(self) -> bool:
         """Whether the communication thread is still busy with an end for which :meth:`shutdown` did not wait."""
-        return self._driver.is_running
+        return self._progress.is_running
 
     def disown(self) -> None:
         """In a forked child: close this copy of the connections, silently; the parent keeps its own. Takes no lock."""

@@ -27,7 +27,7 @@ from collectives.controller.schedules import Schedule
 from collectives.controller.waits import ProcessState
 from collectives.events import EventStream, Received, Sent
 from collectives.net.channel import Channel
-from collectives.stalls.stacks import state_of
+from collectives.stalls.stacks import states_of
 
 FLUSH_SECONDS = 0.1
 
@@ -35,7 +35,9 @@ FLUSH_SECONDS = 0.1
 class Link(ABC):
     """A rank's link to the coordinator, over ``channel``, which reaches ``peers``. For one thread at a time.
 
-    Messages between ranks are published on ``events``; ``sent`` and ``received`` count them.
+    Messages between ranks are published on ``events``; ``sent`` and ``received`` count them. ``bypassed`` has the
+    schedules that ran since the coordinator, which is here, has last decided: by number, how often, the last one last.
+    It is None where the coordinator is not here.
     """
 
     def __init__(self, channel: Channel, peers: Iterable[int], events: EventStream) -> None:
@@ -44,6 +46,7 @@ class Link(ABC):
         self._events = events
         self._kept: list[tuple[int, Message]] = []
         self.sent = self.received = 0
+        self.bypassed: dict[int, tuple[Schedule, int]] | None = None
 
     @property
     def deadline(self) -> float | None:
@@ -106,9 +109,7 @@ class Link(ABC):
 
     def states(self, ranks: Iterable[int]) -> Mapping[int, ProcessState]:
         """The states of the processes of ``ranks``, of those that this rank reaches on its host."""
-        processes = {rank: self._channel.process(rank) for rank in ranks}
-        found = {rank: state_of(process) for rank, process in processes.items() if process is not None}
-        return {rank: state for rank, state in found.items() if state is not None}
+        return states_of(self._channel, ranks)
 
     @abstractmethod
     def unanswered(self) -> str:
@@ -162,17 +163,6 @@ class Link(ABC):
         """Send the messages that other ranks need before they can take part in a batch, as long as ``may_wait()``.
 
         It is called while a rank does not read them, and does what else may not wait.
-        """
-        return
-
-    def used(self, schedule: Schedule) -> None:
-        """All ranks ran ``schedule`` without asking the coordinator."""
-        return
-
-    def want_rounds(self) -> None:
-        """Let all ranks begin rounds soon. The deciders of every rank may ask; the link of rank 0 asks the coordinator.
-
-        Without it, the coordinator lets them begin when they have waited for the tensors of a known schedule lately.
         """
         return
 

@@ -13,13 +13,17 @@ from typing import Any, TypeVar
 
 from collectives.api import Changes, EngineError, MismatchError, Parameters, Timeouts, Topology
 from collectives.controller.messages import ABANDONED, Message, Stop
+from collectives.controller.schedules import Schedule
 from collectives.controller.waits import Pending, Waiting
-from collectives.engine.bypass import Decider, Trial
+from collectives.controller.worker import Worker
+from collectives.engine.bypass import Bypass
 from collectives.engine.link import FLUSH_SECONDS, Link
+from collectives.engine.negotiation import Negotiation
 from collectives.engine.runner import Runner
 from collectives.engine.shutdown import Ends
+from collectives.engine.threads import CommandKind, CommandQueue, DrivingThread
 from collectives.engine.work import Work
-from collectives.engine.work_table import Commands, WorkTable
+from collectives.engine.work_table import WorkTable
 from collectives.net.channel import Channel
 from collectives.stalls.inspector import StallReporter
 from collectives.stalls.status import StatusProbe
@@ -49,103 +53,119 @@ class Dispatch:
 
 
 class WaitDuties:
-    """Answers the coordinator, makes ``inquiries`` and hears of the end of other ranks, inside an operation or a trial.
+    """Answers the coordinator, keeps the ``watch`` on it and hears of the end of other ranks, while this rank waits.
 
-    It also sends the answers of ``locator``. All other messages wait for the end of the operation. ``is_driving`` tells
-    whether the calling thread drives.
+    That is inside an operation or a vote. It also sends the answers of ``probe``. All other messages wait for the end
+    of the operation. ``driving`` tells whether the calling thread drives. ``has_messages``: some may wait to be sent
+    or heard. It is unset only where none does.
     """
 
     def __init__(
         self,
         link: Link,
         dispatch: Dispatch,
-        inquiries: CoordinatorWatch,
-        locator: StatusProbe,
-        is_driving: Callable[[], bool],
+        watch: CoordinatorWatch,
+        probe: StatusProbe,
+        driving: DrivingThread,
+        ends: Ends,
     ) -> None:
         self._link = link
         self._dispatch = dispatch
-        self.inquiries = inquiries
-        self._locator = locator
-        self._is_driving = is_driving
+        self._watch = watch
+        self._probe = probe
+        self._driving = driving
+        self._ends = ends
+        self.has_messages = True
 
     def wait(self) -> None:
         """An ``OnWait`` of backends. Only the thread that drives may use the channel."""
-        if self._is_driving():
+        if self._driving.is_here():
             self.attend()
 
     def attend(self) -> bool:
         """On the thread that drives: do what may not wait; return whether messages have been kept for later."""
+        self.has_messages = True
         for message in self._link.attend():
             self._dispatch(message)
-        self.inquiries.look()
-        self._locator.look(in_operation=True)
+        self.look()
+        self._probe.look(in_operation=True)
         return self._link.has_kept
 
+    def look(self) -> None:
+        """End the job if the coordinator has been silent for too long."""
+        silent = self._watch.look()
+        if silent is not None:
+            self._ends.fail(silent)
 
-class Trials:
-    """Runs one trial at a time. Until it is known whether all ranks run it, this rank does nothing else.
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`look` must be called, in monotonic seconds; None: not before a tensor is in flight."""
+        return self._watch.deadline
 
-    So each wait sends what is unsent, lets ``lookout`` report the missing ranks, ends a shutdown that takes too long,
-    notices ``commands``, and calls ``attend``, which returns whether there are messages for later. For the thread that
-    drives.
+    def answer(self) -> None:
+        """Send where this rank stands, outside of an operation."""
+        self._probe.look()
+
+
+class VoteDuties:
+    """What this rank does while it waits in a vote: until it is known whether all ranks run the schedule, nothing else.
+
+    So each wait sends what is unsent, lets ``stalls`` report the missing ranks, ends a shutdown that takes too long,
+    does the ``duties`` inside of an operation, and notices the requests of ``queue``. For the thread that drives.
     """
 
     def __init__(
         self,
         topology: Topology,
         channel: Channel,
-        runner: Runner,
-        lookout: StallReporter,
+        stalls: StallReporter,
         ends: Ends,
-        commands: Commands,
-        attend: Callable[[], bool],
+        queue: CommandQueue,
+        duties: WaitDuties,
     ) -> None:
         self._topology = topology
         self._channel = channel
-        self._runner = runner
-        self._lookout = lookout
+        self._stalls = stalls
         self._ends = ends
-        self._commands = commands
-        self._attend = attend
-        self._trial: Trial | None = None
-        self._since: float | None = None
+        self._commands = queue.commands
+        self._duties = duties
 
-    def attempt(self, trial: Trial, works: Sequence[Sequence[Work]] | None = None) -> bool:
-        """Run ``trial`` if all ranks do so now; return whether they do. ``works`` are those of its batches, or None."""
-        self._trial, self._since = trial, None
-        try:
-            return self._runner.attempt(trial, self._wait, works)
-        finally:
-            self._trial = None  # it refers to the works, and so to the users' tensors
+    def wait(self, schedule: Schedule, absent: Sequence[int], since: float) -> bool:
+        """This rank waits ``since`` then, in monotonic seconds, because ``absent`` ranks have not entered the round.
 
-    def _wait(self, absent: Sequence[int]) -> bool:
+        Return whether this rank has other work.
+        """
         now = time.monotonic()
         if self._channel.has_unsent:
             self._channel.flush(FLUSH_SECONDS)
         overdue = self._ends.ending.overdue(now, absent)
         if overdue is not None:
             self._ends.fail(overdue)
-        fatal = self._lookout.report(self._waiting(absent, now), now)
+        fatal = self._stalls.report(_waiting_for(schedule, absent, since, self._topology.size), now)
         if fatal is not None:
             self._ends.break_off(fatal)
-        return self._attend() or bool(self._commands)
+        return self._duties.attend() or bool(self._commands)
 
-    def _waiting(self, absent: Sequence[int], now: float) -> Pending:
-        if self._trial is None or not absent:
-            return {}
-        if self._since is None:
-            self._since = now
-        present = tuple(rank for rank in range(self._topology.size) if rank not in absent)
-        waiting = Waiting(self._since, tuple(absent), present)
-        return {response.request.key: waiting for batch in self._trial.batches for response in batch}
+
+def _waiting_for(schedule: Schedule, absent: Sequence[int], since: float, size: int) -> Pending:
+    if not absent:
+        return {}
+    present = tuple(rank for rank in range(size) if rank not in absent)
+    waiting = Waiting(since, tuple(absent), present)
+    return {response.request.key: waiting for batch in schedule.batches for response in batch}
+
+
+def _nothing() -> None:
+    return
 
 
 class EngineLoop:
-    """Owns the channel, and carries out the decisions of ``decider``.
+    """Owns the channel, and runs what the ranks decide: through the ``bypass``, or in the ``negotiation``.
 
-    ``commands`` are requests of other threads. ``dispatch`` has the handlers of all messages, of which :meth:`stop` is
-    one. ``parameters`` are those of the last batch that ran. Any thread may set ``overdue``: messages have waited for
+    ``worker`` records the tensors that this rank submits.
+
+    ``queue`` has the requests of other threads. ``dispatch`` has the handlers of all messages, of which :meth:`stop` is
+    one. Any thread may set ``overdue``: messages have waited for
     long. It is unset when they are heard.
     """
 
@@ -154,56 +174,73 @@ class EngineLoop:
         timeouts: Timeouts,
         channel: Channel,
         link: Link,
-        decider: Decider,
+        worker: Worker,
+        bypass: Bypass,
+        negotiation: Negotiation,
         dispatch: Dispatch,
         works: WorkTable,
         runner: Runner,
-        trials: Trials,
-        attendance: WaitDuties,
+        vote_duties: VoteDuties,
+        duties: WaitDuties,
         ends: Ends,
-        commands: Commands,
-        parameters: Parameters,
+        queue: CommandQueue,
     ) -> None:
         self.channel = channel
-        self.parameters = parameters
-        self.commands = commands
+        self.commands = queue.commands
         self.overdue = False
         self.ends = ends
         self._ending = ends.ending
         self._timeouts = timeouts
         self._link = link
-        self._decider = decider
-        self._decided = decider.decided
+        self._worker = worker
+        self._bypass = bypass
+        self._negotiation = negotiation
         self._dispatch = dispatch
         self._works = works
         self._runner = runner
-        self._attempt = trials.attempt
-        self._attendance = attendance
-        self._inquiries = attendance.inquiries
+        self._during_vote = vote_duties.wait
+        self._duties = duties
+        self._sent = 0
+        self._handlers: dict[CommandKind, Callable[[Any], object]] = {
+            CommandKind.SUBMIT: self._submit,
+            CommandKind.URGE: worker.urge,
+            CommandKind.SETTLE: lambda _: runner.settle(),
+            CommandKind.ANSWER: lambda _: duties.answer(),
+            CommandKind.CALL: lambda function: function(),
+        }
+
+    @property
+    def parameters(self) -> Parameters:
+        """Those of the last batch that ran."""
+        return self._runner.parameters
 
     @property
     def deadline(self) -> float | None:
         """When :meth:`step` must be called again even if no message arrives, in monotonic seconds; None: never."""
-        run = self._decided.since + self.parameters.patience if self._decided else None
-        look, end = self._inquiries.deadline, self._ending.deadline
+        negotiation = self._negotiation
+        run = negotiation.since + self.parameters.patience if negotiation.batches else None
+        look, end = self._duties.deadline, self._ending.deadline
         times = (self._link.deadline, run, end, look, self._runner.deadline)
         return min((time for time in times if time is not None), default=None)
 
     @property
     def is_quiet(self) -> bool:
         """Whether only a message, or an action of another thread, gives :meth:`step` something to do."""
-        idle = not (self.commands or self._decided.batches or self._runner.flights)
-        return idle and not (self._link.is_holding or self.channel.has_unsent)
+        if self.commands or self._negotiation.batches or self._runner.flights:
+            return False
+        if not self._duties.has_messages and self._link.sent == self._sent:  # as at the end of run_now()
+            return True
+        return not (self._link.is_holding or self.channel.has_unsent)
 
     @property
     def has_batches(self) -> bool:
         """Whether some decided batches have not run yet."""
-        return bool(self._decided.batches)
+        return bool(self._negotiation.batches)
 
     @property
     def batches(self) -> int:
         """The number of batches that were decided, in any way; for any thread."""
-        return self._decider.worker.next_batch
+        return self._worker.next_batch
 
     @property
     def has_works(self) -> bool:
@@ -216,28 +253,23 @@ class EngineLoop:
         return not self.commands and self._ending.is_whole
 
     def submit(self, works: Sequence[Work]) -> None:
-        """Hand ``works`` to the decider, with the next step; from any thread.
+        """Hand ``works`` to the worker, with the next step; from any thread.
 
         Works that failed before they were submitted are reported to the ranks that may wait for them.
         """
-        self.commands.append(partial(self._submit, works))
+        self.commands.append((CommandKind.SUBMIT, works))
 
     def _submit(self, works: Sequence[Work]) -> None:
-        submit = self._decider.submit
+        submit = self._worker.submit
         for work in works:
             if work.error is None:
                 submit(work.request, work.urged)
             else:
-                self._decider.reject(work.request, str(work.error))
-
-    def urge(self, work: Work) -> None:
-        """Let no rank hold ``work`` back; from any thread."""
-        self._works.urge(work)
-        self.commands.append(lambda: self._decider.urge(work.request.key))
+                self._worker.reject(work.request, str(work.error))
 
     def abandon(self, works: Sequence[Work]) -> None:
         """This rank does not want ``works`` any more, see :meth:`Engine.abandon`; from any thread."""
-        self.commands.append(partial(self._abandon, works))
+        self.commands.append((CommandKind.CALL, partial(self._abandon, works)))
 
     def _abandon(self, works: Sequence[Work]) -> None:
         if any(work.is_counted for work in works):
@@ -247,24 +279,20 @@ class EngineLoop:
                 self._runner.complete(work, MismatchError(ABANDONED, work.request.name))
             return
         for work in works:
-            refusal = self._decider.abandon(work.request.key) if self._works.has(work) else None
+            refusal = self._worker.abandon(work.request.key) if self._works.has(work) else None
             if refusal is not None:
                 self._runner.refuse(refusal)
 
-    def settle(self) -> None:
-        """An operation of a device may be over: complete its works, with the next step; from any thread."""
-        self.commands.append(self._runner.settle)
-
     def rouse(self) -> None:
         """Let the thread that drives look again at what it waits for, before it sleeps; from any thread."""
-        self.commands.append(lambda: None)
+        self.commands.append((CommandKind.CALL, _nothing))
 
     def propose(self, changes: Changes) -> None:
         """On the coordinator: let ``changes`` to the parameters hold from the next batch on; from any thread."""
-        self.commands.append(partial(self._propose, changes))
+        self.commands.append((CommandKind.CALL, partial(self._propose, changes)))
 
     def _propose(self, changes: Changes) -> None:
-        self._decider.decline()  # the ranks hear of parameters with a batch that the coordinator decides
+        self._bypass.decline()  # the ranks hear of parameters with a batch that the coordinator decides
         self._link.propose(changes)
 
     def step(self, eager: bool, waited: bool) -> bool:
@@ -283,9 +311,11 @@ class EngineLoop:
 
     def _step(self, eager: bool, waited: bool) -> bool:
         active = bool(self.commands)
+        self._duties.has_messages = True
         while self.commands:
-            self.commands.popleft()()
-        while self._try():
+            command, argument = self.commands.popleft()
+            self._handlers[command](argument)
+        while self._bypass_coordinator():
             if not self.overdue:
                 return True
             active = True
@@ -296,7 +326,7 @@ class EngineLoop:
             self._dispatch(message)
             if self._ending.finished:
                 return True
-        if self._decided and (eager or self._is_due(waited)):
+        if self._negotiation.batches and (eager or self._is_due(waited)):
             active = True
             self._run_decided()
         if self._runner.flights and self._runner.settle():
@@ -304,33 +334,38 @@ class EngineLoop:
         if lost is not None:
             self.ends.fail(self._ending.loss(lost))
         if self._works:
-            self._inquiries.look()
+            self._duties.look()
         self.ends.expire()
         return active
 
-    def _try(self) -> bool:
-        """Attempt the trials of the decider, up to the first that runs; return whether one did."""
-        while (trial := self._decider.next()) is not None:
-            if self._attempt(trial):
+    def _bypass_coordinator(self) -> bool:
+        """Run the tensors in flight if all ranks run them now, and return whether they do; or tell the coordinator."""
+        schedule = self._bypass.next()
+        if schedule is not None:
+            if self._bypass.attempt(schedule, self._during_vote):
                 return True
-            self._decider.decline()
+            self._bypass.decline()
+        self._negotiation.report()
         return False
 
     def run_now(self, work: Work) -> bool:
         """Run ``work``, a call of this rank that repeats an earlier one, if this rank has nothing else to do.
 
-        It takes the short way of such calls: no command, no submission, and no look at messages before the trial.
+        It takes the short way of such calls: no command, no submission, and no look at messages before the vote.
         Return whether the work entered. If the ranks do not run it together now, it is submitted as any work.
         """
-        if self.commands or self._runner.flights:
+        if self.commands or self._runner.flights or self._negotiation.batches:
             return False
-        trial = self._decider.repeat(work.request)
-        if trial is None or not self._works.admit(work):
+        schedule = self._bypass.repeat(work.request)
+        if schedule is None or not self._works.admit(work):
             return False
         try:
-            if not self._attempt(trial, ((work,),)):
-                self._decider.decline()
+            if not self._bypass.attempt(schedule, self._during_vote, ((work,),)):
+                self._bypass.decline()
                 self.submit((work,))
+            if self._duties.has_messages or self._link.sent != self._sent:
+                self._sent = self._link.sent
+                self._duties.has_messages = self._link.is_holding or self.channel.has_unsent
         except BaseException as error:
             self.ends.break_off(error)
             if not isinstance(error, Exception):
@@ -338,23 +373,23 @@ class EngineLoop:
         return True
 
     def _is_due(self, waited: bool) -> bool:
-        if time.monotonic() >= self._decided.since + self.parameters.patience:
+        if time.monotonic() >= self._negotiation.since + self.parameters.patience:
             return True
-        requests = (response.request for batch in self._decided.batches for response in batch.responses)
+        requests = (response.request for batch in self._negotiation.batches for response in batch.responses)
         return not waited and self._works.is_urged(requests)
 
     def _run_decided(self) -> None:
         """Run the decided batches; the peers must hear of them first, or they would not take part."""
         self._link.settle(partial(self._may_settle, time.monotonic() + self._timeouts.collective))
-        batches = self._decided.batches
+        batches = self._negotiation.batches
         while batches and not self._ending.finished:
             batch = batches.popleft()
             self._runner.run(batch)
-            self._decider.ran(batch)
+            self._negotiation.ran(batch)
 
     def _may_settle(self, deadline: float) -> bool:
         """While messages wait for a rank that does not read: answer the others; return whether to wait for longer."""
-        self._attendance.attend()
+        self._duties.attend()
         return self._ending.is_whole and time.monotonic() <= deadline
 
     def stop(self, message: Stop) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from collectives.api import Parameters, Request
 from collectives.backends.base import Backend
-from collectives.backends.phases import Span, recording
+from collectives.backends.phases import PROFILER, Span
 from collectives.controller.worker import Batch
 from collectives.engine.work import Work
 from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started, Switched
@@ -41,8 +41,8 @@ class Reporter:
         self.publish_start(batch, works, backend, version)
 
     def time_phases(self, batch: int, backend: Backend) -> None:
-        """Keep the phases of the batch that begins on ``backend``; it may be a trial that does not run."""
-        in_profile = recording()
+        """Keep the phases of the batch that begins on ``backend``; it may be an attempt that does not run."""
+        in_profile = PROFILER.is_recording()
         if in_profile or Phase in self._events.wanted:
             spans = self._spans[batch] = []
             backend.observe(spans.append, in_profile)  # on any thread
@@ -75,7 +75,7 @@ class Reporter:
                 self._events.publish(phase)
 
     def agreed(self, first: int, batches: Sequence[Sequence[Work]]) -> None:
-        """In unison, all ranks run ``batches``. ``first`` is the number of the first."""
+        """All ranks bypass the coordinator and run ``batches``. ``first`` is the number of the first."""
         now = time.monotonic()
         for batch, works in enumerate(batches, first):
             self._publish_decision(batch, [work.request for work in works], now)
@@ -95,8 +95,8 @@ class Reporter:
         self._events.publish(Failed(work.batch, request.name, request.process_set, error, time.monotonic()))
 
 
-class TrialReporter:
-    """Reports a trial of batches on ``backend``, the first of which has the number ``first`` if they run.
+class AttemptReporter:
+    """Reports an attempt of batches on ``backend``, the first of which has the number ``first`` if they run.
 
     A rank copies the data in before it knows whether they run.
     """

@@ -15,19 +15,19 @@ from collectives.engine.work import Work
 class SetBackends:
     """How this rank works together with the other members of a process set.
 
-    ``by_device`` has a backend for each kind of device; ``board`` is where the members agree without the coordinator,
+    ``by_device`` has a backend for each kind of device; ``vote`` is how the members agree without the coordinator,
     None if no backend offers one.
     """
 
     by_device: Mapping[str, Backend]
-    board: Vote | None = None
+    vote: Vote | None = None
 
     @classmethod
     def of(cls, backends: Iterable[Backend]) -> SetBackends:
-        """Those of ``backends``, with the board that one of them offers."""
+        """Those of ``backends``, with the vote that one of them offers."""
         kinds = {backend.device: backend for backend in backends}
         offers = [backend for backend in kinds.values() if isinstance(backend, OffersVote)]
-        return cls(kinds, offers[0].board() if offers else None)
+        return cls(kinds, offers[0].vote() if offers else None)
 
     def backend(self, request: Request) -> Backend:
         """The backend for the device of ``request``; UnsupportedRequestError if there is none."""

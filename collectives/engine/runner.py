@@ -10,17 +10,16 @@ from typing import NamedTuple
 from collectives.api import HOST, EngineError, MismatchError, Operation, Parameters, Request
 from collectives.backends.base import Backend, OnWait, ignore_waits
 from collectives.backends.completion import DONE, Completion
-from collectives.backends.phases import recording
+from collectives.backends.phases import PROFILER
 from collectives.buffers import Buffer
 from collectives.controller.messages import Response
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.worker import Batch, Refusal
-from collectives.engine.bypass import Attempt, Meanwhile, Trial
 from collectives.engine.counters import Counters
-from collectives.engine.execution import execute, joined_input
-from collectives.engine.observers import Reporter, TrialReporter
+from collectives.engine.observers import AttemptReporter, Reporter
 from collectives.engine.registration import Formation, Registration, SetBackends
-from collectives.engine.work import Work
+from collectives.engine.threads import CommandKind, CommandQueue, Waiters
+from collectives.engine.work import Work, execute, joined_input
 from collectives.engine.work_table import WorkTable
 from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started, Switched
 
@@ -50,7 +49,9 @@ class _Flight(NamedTuple):
 class Runner:
     """Owns the backends of all process sets that this rank is a member of, and the works of operations that have begun.
 
-    ``flights`` are the operations that have begun and whose works are not done. ``tally`` counts what they do.
+    ``flights`` are the operations that have begun and whose works are not done. ``counters`` count what they do.
+    ``parameters`` are those of the last batch that ran; before, those of this rank. ``queue`` hears from the threads of
+    devices, and ``waiters`` of works that are done.
 
     :meth:`abort` and :meth:`check` may be called from any thread, everything else from the thread that drives.
     """
@@ -62,10 +63,10 @@ class Runner:
         backends: Mapping[int, SetBackends],
         works: WorkTable,
         events: EventStream,
-        tally: Counters,
-        announce: Callable[[], None],
-        adopt: Callable[[Parameters], None],
-        wake: Callable[[], None],
+        counters: Counters,
+        waiters: Waiters,
+        queue: CommandQueue,
+        parameters: Parameters,
     ) -> None:
         self._rank = rank
         self._sets = process_sets
@@ -74,12 +75,12 @@ class Runner:
         self._works = works
         self._events = events
         self._reporter = Reporter(events)
-        self._tally = tally
-        self._announce = announce
-        self._adopt = adopt
-        self._wake = wake
+        self._counters = counters
+        self._waiters = waiters
+        self._queue = queue
+        self.parameters = parameters
         self._in_use: list[object] = []
-        self._parameters: Parameters | None = None
+        self._is_switched = False
         self._aborted: Exception | None = None
         self._on_wait: OnWait = ignore_waits
 
@@ -103,32 +104,31 @@ class Runner:
 
         Errors of the backend propagate.
         """
-        if batch.parameters is not self._parameters:
+        if batch.parameters is not self.parameters or not self._is_switched:
             self._switch(batch.parameters, batch.id)
         request = batch.responses[0].request
         change = _CHANGES.get(request.operation)
         if change is not None:
-            self._tally.drop(batch.id)
+            self._counters.drop(batch.id)
             change(self, batch.responses[0])
         else:
             self._exchange(batch, request.process_set)
 
     def _switch(self, parameters: Parameters, batch: int) -> None:
-        self._parameters = parameters
+        self.parameters, self._is_switched = parameters, True
         for backend in self.backends():
             backend.adopt(parameters)
-        self._adopt(parameters)
         if Switched in self._events.wanted:
             self._reporter.switched(batch, parameters)
 
     @property
     def _is_watched(self) -> bool:
         wanted = self._events.wanted
-        return bool(wanted and not OF_BATCHES.isdisjoint(wanted)) or recording()
+        return bool(wanted and not OF_BATCHES.isdisjoint(wanted)) or PROFILER.is_recording()
 
     @property
     def _version(self) -> int:
-        return 0 if self._parameters is None else self._parameters.version
+        return self.parameters.version if self._is_switched else 0
 
     def _exchange(self, batch: Batch, process_set: int) -> None:
         backend = self._backends[process_set].backend(batch.responses[0].request)
@@ -141,7 +141,7 @@ class Runner:
                 self._reporter.rest(backend)
             if backend.device != HOST:
                 _await_memory(works, backend)
-            self._tally.begin(batch.id, works, backend)
+            self._counters.begin(batch.id, works, backend)
             completion = execute(works, batch.responses, backend)
         except BaseException:
             self._works.running = ()
@@ -154,7 +154,7 @@ class Runner:
         if completion is DONE:
             self._complete_all(works, batch, backend)
         else:
-            self._tally.keep(batch)
+            self._counters.keep(batch)
             memory = [(work.source, work.output) for work in works]
             poll = RELEASE_SECONDS if backend.settles_early else self._poll(completion)
             self.flights.append(_Flight(completion, works, batch, backend, memory, poll))
@@ -162,14 +162,19 @@ class Runner:
                 self._settle_early(works, completion)
 
     def _poll(self, completion: Completion) -> float | None:
-        return None if completion.notify(self._wake) else POLL_SECONDS
+        return None if completion.notify(self._over) else POLL_SECONDS
+
+    def _over(self) -> None:
+        """On a thread of a device: an operation is over."""
+        self._queue.put(CommandKind.SETTLE)
+        self._queue.notify()
 
     def _settle_early(self, works: Sequence[Work], completion: Completion) -> None:
         """Callers go on; their streams wait for ``completion``."""
         for work in works:
             work.end = completion
             work.finish()
-        self._announce()
+        self._waiters.announce()
 
     @property
     def deadline(self) -> float | None:
@@ -203,32 +208,17 @@ class Runner:
         self.flights.remove(flight)
         self._complete_all(flight.works, flight.batch, flight.backend)
 
-    def attempt(self, trial: Trial, meanwhile: Meanwhile, works: Sequence[Sequence[Work]] | None = None) -> bool:
-        """Let ``trial`` run its batches; if it does, complete their works. Return whether it did."""
-        batches, request = trial.batches, trial.batches[0][0].request
-        works = works or self._works.find(batches)
-        if works is None:  # an interrupt has taken one out
-            return False
-        backend = self._backends[request.process_set].backend(request)
-        reporter = None
-        if self._is_watched:
-            reporter = TrialReporter(self._reporter, trial.first, backend, self._version)
-        elif backend.on_phase is not None:
+    def begin_attempt(self, first: int, backend: Backend) -> AttemptReporter | None:
+        """Batches from the number ``first`` on begin, if all ranks attempt them; returns the reporter for observers."""
+        self._counters.begin_attempt()
+        if (self._events.wanted or PROFILER.is_recording()) and self._is_watched:
+            return AttemptReporter(self._reporter, first, backend, self._version)
+        if backend.on_phase is not None:
             self._reporter.rest(backend)
-        self._tally.begin_trial()
-        attempt = Attempt(trial.first, batches, works, backend, self._follow_trial, reporter, meanwhile)
-        try:
-            has_run = trial.run(attempt)
-        except BaseException:
-            self._works.batch = trial.first
-            raise
-        if not has_run:
-            return False
-        if attempt.begun:
-            attempt.follow()
-        return True
+        return None
 
-    def _follow_trial(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
+    def follow_attempt(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
+        """All ranks run ``batch``, which has begun."""
         self._works.remove(works)
         self._follow(completion, works, batch, backend)
 
@@ -236,8 +226,8 @@ class Runner:
         for work in works:
             if not work.done:
                 work.finish()
-        self._announce()
-        self._tally.end(batch, works, backend, self._parameters)
+        self._waiters.announce()
+        self._counters.end(batch, works, backend, self.parameters)
         if self._events.wanted or backend.on_phase is not None:
             self._reporter.finished(batch, works)
 
@@ -246,7 +236,7 @@ class Runner:
 
     def announce(self, batches: Sequence[Batch]) -> None:
         """Tell observers that ``batches`` will run."""
-        self._tally.decided(batches)
+        self._counters.decided(batches)
         if Decided in self._events.wanted:
             self._reporter.decided(batches)
 
@@ -256,7 +246,7 @@ class Runner:
             work.finish()
         else:
             self.fail(work, error)
-        self._announce()
+        self._waiters.announce()
 
     def refuse(self, refusal: Refusal) -> None:
         """The ranks disagree about a tensor: only this tensor fails."""
@@ -267,7 +257,7 @@ class Runner:
     def fail(self, work: Work, error: Exception) -> None:
         """``work`` ends with ``error``; waiting callers are not woken yet."""
         work.fail(error)
-        self._tally.failed(work.request.process_set)
+        self._counters.failed(work.request.process_set)
         if Failed in self._events.wanted:
             self._reporter.failed(work, error)
 
@@ -294,8 +284,8 @@ class Runner:
             backends = self._backends[id] = formation.connect(response.offers, self._check_connecting)
             for backend in backends.by_device.values():
                 backend.attend(self._on_wait)
-                if self._parameters is not None:
-                    backend.adopt(self._parameters)
+                if self._is_switched:
+                    backend.adopt(self.parameters)
             self._check()  # because an abort by another thread meanwhile missed this backend
         self._answer(response, id)
 

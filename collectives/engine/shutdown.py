@@ -29,14 +29,17 @@ from collectives.api import (
 from collectives.controller.agreement import name_ranks
 from collectives.controller.errors import unpack
 from collectives.controller.messages import COORDINATOR, Abort, Leave, Left, Ping, Stop
-from collectives.engine.bypass import Decider
+from collectives.engine.bypass import Bypass
 from collectives.engine.link import Link
+from collectives.engine.negotiation import Negotiation
 from collectives.engine.runner import Runner
-from collectives.engine.work_table import Commands, WorkTable
+from collectives.engine.threads import CommandQueue, Waiters
+from collectives.engine.work_table import WorkTable
 from collectives.net.channel import Channel
 from collectives.stalls.deadlocks import remedy
 from collectives.stalls.liveness import GRACE_SECONDS, verdict
 from collectives.stalls.stacks import is_in_fit
+from collectives.stalls.watchdog import CoordinatorWatch
 
 logger = logging.getLogger(__name__)
 
@@ -218,8 +221,8 @@ class Ends:
     """Ends politely (:meth:`leave`, then the coordinator's :meth:`stop`), or abruptly (:meth:`fail`).
 
     ``ending`` is the state. Its ``finished`` turns true once, when only :meth:`close` is left to do; its ``failure`` is
-    then the reason of an abrupt end. ``announce`` wakes the callers that wait for a work. ``asked`` returns when this
-    rank asked rank 0 a question that has no answer yet; None where it has none.
+    then the reason of an abrupt end. ``watch`` knows when this rank asked rank 0 a question that has no answer yet.
+    ``on_death`` is called when it is certain that the process of another rank has ended, on a thread that watches.
     """
 
     def __init__(
@@ -228,25 +231,28 @@ class Ends:
         timeouts: Timeouts,
         channel: Channel,
         link: Link,
-        decider: Decider,
+        bypass: Bypass,
+        negotiation: Negotiation,
         works: WorkTable,
         runner: Runner,
-        commands: Commands,
-        announce: Callable[[], None],
-        asked: Callable[[], float | None],
+        queue: CommandQueue,
+        waiters: Waiters,
+        watch: CoordinatorWatch,
     ) -> None:
         self._topology = topology
-        self._asked = asked
+        self.on_death: Callable[[PeerLostError], None] = lambda error: None
+        self._watch = watch
         self.ending = Ending(topology, timeouts.shutdown)
         self._rank = topology.rank
         self._timeouts = timeouts
         self._channel = channel
         self._link = link
-        self._decider = decider
+        self._bypass = bypass
+        self._negotiation = negotiation
         self._works = works
         self._runner = runner
-        self._commands = commands
-        self._announce = announce
+        self._queue = queue
+        self._waiters = waiters
         self._ordered: HorovodInternalError | None = None  # the error of :meth:`abort`
 
     # Polite.
@@ -254,12 +260,12 @@ class Ends:
     def leave(self, cause: str = "") -> None:
         """Begin the polite end, with the next step; from any thread. The other ranks hear of the ``cause``."""
         self.ending.ask(time.monotonic())
-        self._commands.append(partial(self._leave, cause))
+        self._queue.call(partial(self._leave, cause))
 
     def _leave(self, cause: str) -> None:
         self.ending.leave(time.monotonic())
-        self._decider.decline()
-        self._decider.next()  # which reports the calls that failed here: the other ranks must not miss the reason
+        self._bypass.decline()
+        self._negotiation.report()  # which reports the calls that failed here: the other ranks must not miss the reason
         last = self._works.last
         self._link.tell(Leave(cause, "" if last is None else last[0].name))
 
@@ -271,7 +277,7 @@ class Ends:
         in_fit = is_in_fit()
         self._fail_works(lambda request: self.ending.in_flight(request, in_fit))
         self._runner.fail_flights(self.ending.error())
-        self._decider.decline()
+        self._bypass.decline()
         self._link.tell(Left())
 
     def all_left(self, message: Left) -> None:
@@ -294,7 +300,7 @@ class Ends:
             self._link.abort(error)
             self._fail_all(error)
             self.ending.finish()
-            self._announce()
+            self._waiters.announce()
 
     def _note(self, error: HorovodInternalError) -> None:
         """The error and the log name the works that it ends."""
@@ -329,7 +335,7 @@ class Ends:
         if known is not None or self.ending.finished or not is_vague:
             return known or error
         self._link.accuse(error)
-        began = self._asked() or time.monotonic()
+        began = self._watch.asked or time.monotonic()
         while time.monotonic() < began + ANSWER_SECONDS:
             known = self._known_reason()
             if known is not None:
@@ -357,18 +363,18 @@ class Ends:
     def abort(self, error: HorovodInternalError) -> None:
         """End everything with ``error``, which needs no better explanation; from any thread."""
         self._ordered = error
-        self._commands.append(lambda: self.fail(error))
+        self._queue.call(lambda: self.fail(error))
         self._runner.abort(error)
 
-    def lose(self, rank: int, has_ended: bool = False) -> PeerLostError | None:
-        """On a thread that watches: the connection to ``rank`` or, if it ``has_ended``, its process ended.
-
-        Returns the error, None if the loss was expected.
-        """
-        error = self.ending.lose(rank, has_ended)
+    def lose(self, rank: int, has_ended: bool = False) -> None:
+        """On a thread that watches: the connection to ``rank`` or, if it ``has_ended``, its process ended."""
+        error = self.ending.lose(rank, has_ended)  # None if the loss was expected
         if error is not None:
             self._runner.abort(error)
-        return error
+        self._queue.notify()
+        self._channel.wake()
+        if has_ended and error is not None:
+            self.on_death(error)
 
     # The last steps of any end.
 

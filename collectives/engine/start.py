@@ -80,7 +80,7 @@ class StartupBarrier:
         self._is_coordinator = channel.rank == COORDINATOR
         self._peers = tuple(range(1, channel.size)) if self._is_coordinator else (COORDINATOR,)
         self._awaited = set(self._peers)
-        self._roll_call = LivenessCheck(self._peers)
+        self._liveness = LivenessCheck(self._peers)
         self._verdict: HorovodInternalError | None = None
 
     def check(self) -> None:
@@ -101,7 +101,7 @@ class StartupBarrier:
         elif isinstance(message, Ping):
             self._channel.send_directly((COORDINATOR,), encode(Pong()))
         elif isinstance(message, Pong):
-            self._roll_call.answered(sender, time.monotonic())
+            self._liveness.answered(sender, time.monotonic())
         elif isinstance(message, Accusation):
             self._accuse(unpack(message.error))
         elif isinstance(message, Abort):
@@ -158,12 +158,12 @@ class StartupBarrier:
     def _accuse(self, error: HorovodInternalError) -> None:
         """A rank gives up; rank 0 asks all ranks whether they run."""
         if self._is_coordinator:
-            self._channel.send_directly(self._roll_call.accuse(error, time.monotonic()), encode(Ping()))
+            self._channel.send_directly(self._liveness.accuse(error, time.monotonic()), encode(Ping()))
         else:
             self._channel.send_directly((COORDINATOR,), encode(Accusation(pack(error))))
 
     def _look(self, now: float) -> None:
-        result = self._roll_call.settle(now) if self._roll_call else None
+        result = self._liveness.settle(now) if self._liveness else None
         if result is not None and result.accusation is not None:
             self._verdict = verdict(result.accusation, result.silent, result.seconds, self._hosts, VARIABLE)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from collectives.api import HOST, InvalidRequestError, Request
 from collectives.controller.agreement import SET_CHANGES, check_member, checked
 from collectives.controller.process_sets import GLOBAL, ProcessSets
 from collectives.engine.runner import Runner
+from collectives.engine.threads import CommandQueue
 from collectives.engine.work import Work, fresh
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream, Submitted
@@ -19,7 +20,7 @@ KEPT_CALLS = 1 << 12
 class Submitter:
     """Checks the calls of this rank and puts their works in flight. All methods are safe from any thread.
 
-    ``notify`` wakes the thread that drives. While this rank is in a join on a process set, it submits nothing else
+    ``queue`` wakes the thread that drives. While this rank is in a join on a process set, it submits nothing else
     there.
     """
 
@@ -30,14 +31,14 @@ class Submitter:
         works: WorkTable,
         runner: Runner,
         events: EventStream,
-        notify: Callable[[], None],
+        queue: CommandQueue,
     ) -> None:
         self._rank = rank
         self._process_sets = process_sets
         self._works = works
         self._runner = runner
         self._events = events
-        self._notify = notify
+        self._queue = queue
         self._joins: dict[int, Work] = {}
         self._checked: dict[tuple[int, str], tuple[Request, Request]] = {}
 
@@ -106,7 +107,7 @@ class Submitter:
         for work in works:
             work.fail(fresh(error))  # a copy without traceback, which would keep the caller's tensors
         self._works.reject(works, unnamed)
-        self._notify()
+        self._queue.notify()
 
     def check(self, request: Request) -> Sequence[int]:
         """The members of the set that ``request`` is for; InvalidRequestError where no member waits for this rank."""

@@ -1,4 +1,4 @@
-"""Requests of other threads to the thread that drives."""
+"""The works of one rank in flight, by name."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import Any
 
 from collectives.api import DuplicateNameError, Operation, Request
 from collectives.controller.agreement import SET_CHANGES
 from collectives.controller.messages import Response
+from collectives.engine.threads import CommandKind, CommandQueue
 from collectives.engine.work import Work, fresh
 from collectives.logs import about
-
-Commands: TypeAlias = deque[Callable[[], object]]
-"""Carried out with the next step, in order. Any thread may append."""
-
 
 UNNAMED = 256
 """The number of names for unnamed tensors of one kind; then the names repeat, to profit from the response cache."""
@@ -31,18 +28,15 @@ Key = tuple[int, str]
 class WorkTable:
     """Gives each name to one work at a time. All methods are safe from any thread.
 
-    ``submit`` is called with the works that begin to be negotiated, in their order, with the lock held: it must only
-    record them. ``urge`` is called in the same way with a work that waits behind a call that failed here: the other
-    ranks may never make that call, which is a stall. ``running`` are the works of the operation that runs now, which
-    are not in the table any more. ``batch`` is the number of the batch that runs now, or in which an operation failed;
-    None where there is none. ``cut_off_since`` is when the oldest work that :meth:`close` has found was submitted, in
-    monotonic seconds; None if it found none.
+    ``queue`` gets the works that begin to be negotiated, in their order, and what a caller waits for. ``running`` are
+    the works of the operation that runs now, which are not in the table any more. ``batch`` is the number of the batch
+    that runs now, or in which an operation failed; None where there is none. ``cut_off_since`` is when the oldest work
+    that :meth:`close` has found was submitted, in monotonic seconds; None if it found none.
     """
 
-    def __init__(self, rank: int, submit: Callable[[Sequence[Work]], None], urge: Callable[[Work], None]) -> None:
+    def __init__(self, rank: int, queue: CommandQueue) -> None:
         self._rank = rank
-        self._submit = submit
-        self._urge = urge
+        self._queue = queue
         # Owned by the table, held for a few instructions. Reentrant, because a signal handler may call shutdown() at
         # any point of the main thread.
         self._lock = threading.RLock()
@@ -77,7 +71,7 @@ class WorkTable:
                 self._check_free(works)
             is_held = bool(self._rejected) and self._is_rejected(works[0].request)
             first = [work for work in works if not self._waits(work, is_held)]
-            self._submit(first)
+            self._queue.put(CommandKind.SUBMIT, first)
             if self._rejected:
                 self._urge_behind({work.request.key for work in works})
 
@@ -123,7 +117,7 @@ class WorkTable:
             elif any(self._is_in_flight(work.request.key) for work in works):
                 return
             is_held = self._is_rejected(works[0].request)
-            self._submit([work for work in works if not self._waits(work, is_held)])
+            self._queue.put(CommandKind.SUBMIT, [work for work in works if not self._waits(work, is_held)])
 
     def _check_free(self, works: Sequence[Work]) -> None:
         seen: set[Key] = set()
@@ -213,13 +207,14 @@ class WorkTable:
         return waits
 
     def urge(self, work: Work) -> None:
-        """A caller waits for ``work``, and so for the works of its name that run before it."""
+        """A caller waits for ``work``, and so for those of its name that run before it: no rank may hold them back."""
         key = work.request.key
         with self._lock:
             work.urged = True
             if self._works.get(key) is not work:
                 for earlier in self._ahead(work):
                     earlier.urged = True
+        self._queue.put(CommandKind.URGE, key)
 
     def _ahead(self, work: Work) -> Iterator[Work]:
         key = work.request.key
@@ -276,14 +271,14 @@ class WorkTable:
             if not queue:
                 del self._queued[key]
             self._place(key, following)
-            self._submit([following])
+            self._queue.put(CommandKind.SUBMIT, [following])
             self._urge_behind((key,))
 
     def _urge_behind(self, keys: Iterable[Key]) -> None:
         for key in keys:
             following = next((work for work in self._queued.get(key, ()) if work.error is None), None)
-            if following is not None and key in self._rejected:
-                self._urge(following)
+            if following is not None and key in self._rejected:  # the others may never make that call: a stall
+                self.urge(following)
 
     def oldest(self) -> float | None:
         """When the oldest work that a caller may wait for was submitted, in monotonic seconds; None without one."""

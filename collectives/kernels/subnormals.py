@@ -11,8 +11,8 @@ import ctypes
 import platform
 import sys
 
-_SMALLEST_NORMAL = sys.float_info.min
-_HALF = 0.5
+SMALLEST_NORMAL = sys.float_info.min
+HALF = 0.5
 
 _FLAGS = {
     "x86_64": (28, 0x8040),  # of MXCSR: flush to zero, denormals are zero
@@ -36,7 +36,7 @@ class KeptSubnormals:
 
     def __enter__(self) -> None:
         self._is_changed = False  # an interrupt may have come between a change and its block
-        if _SMALLEST_NORMAL * _HALF == 0.0 and _library is not None:  # inline: each call of a collective comes here
+        if SMALLEST_NORMAL * HALF == 0.0 and _library is not None:  # inline: each call of a collective comes here
             self._change(_library)
 
     def __exit__(self, *_: object) -> None:

@@ -69,7 +69,7 @@ def remedy(last: str, operation: Operation, waits: str, is_in_fit: bool) -> str:
 
 
 PROPERTY = "call"
-"""The ``property`` of a MismatchError that ends a standstill."""
+"""The ``property`` of a MismatchError that ends a deadlock."""
 SHOWN_CALLS = 6
 
 
@@ -81,7 +81,7 @@ class Deadlock(NamedTuple):
 
 
 def suspects(pending: Pending) -> set[int]:
-    """The ranks that may stand still: those that wait for each other as far as rank 0 knows. Usually there are none.
+    """The ranks that may be deadlocked: those that wait for each other as far as rank 0 knows. Usually there are none.
 
     ``pending`` has the tensors that callers wait for.
     """
@@ -96,10 +96,10 @@ def suspects(pending: Pending) -> set[int]:
 
 
 def deadlock(pending: Pending, answers: Iterable[RankStatus]) -> Deadlock | None:
-    """The standstill of ranks whose ``answers`` make it certain; None if there is none.
+    """The deadlock of ranks whose ``answers`` make it certain; None if there is none.
 
     Each of these ranks waits on all threads that may make a call. Each tensor that it waits for is in ``pending``, and
-    lacks ranks of the standstill alone. ``answers`` are those given since the last tensor was submitted.
+    lacks ranks of the deadlock alone. ``answers`` are those given since the last tensor was submitted.
     """
     waits = {each.rank: [(call.process_set, call.name) for call in each.waits] for each in answers if each.is_held}
     held = {
@@ -158,20 +158,19 @@ LONGEST_SECONDS = 5.0
 class DeadlockDetector:
     """Asks the ranks of such calls where they stand: only they know whether they can still make another call.
 
-    ``ask`` sends the question to ranks, and ``survey`` gets the answers. ``deadline`` is the time of the next look, in
+    ``statuses`` has the questions and the answers. ``deadline`` is the time of the next look, in
     monotonic seconds; None when callers waited for one tensor or none at the last one.
     """
 
-    def __init__(self, survey: StatusTable, ask: Callable[[Sequence[int]], None]) -> None:
-        self._survey = survey
-        self._ask = ask
+    def __init__(self, statuses: StatusTable) -> None:
+        self._statuses = statuses
         self._asked: float | None = None
         self.deadline: float | None = None
 
     def look(self, coordinator: Coordinator, now: float) -> None:
         """End the calls of which the ranks have told that it is certain; ask about the others."""
         if self.deadline is None:
-            if coordinator.may_cross:
+            if coordinator.may_wait_for_each_other:
                 self.deadline = now + PATIENCE_SECONDS
         elif now >= self.deadline:
             if self._asked is None:
@@ -182,14 +181,14 @@ class DeadlockDetector:
     def _question(self, coordinator: Coordinator, now: float) -> None:
         ranks = _ranks(coordinator, now - PATIENCE_SECONDS)
         for rank in ranks:
-            self._ask(self._survey.ask((rank,), now))
+            self._statuses.ask((rank,), now)
         self._asked = now if ranks else None
         self._plan(coordinator, now, ANSWER_SECONDS if ranks else PATIENCE_SECONDS)
 
     def _judge(self, coordinator: Coordinator, asked: float, now: float) -> None:
-        for crossing in coordinator.crossings(asked):
-            if is_certain(crossing, self._answers(crossing.submitted, asked)):
-                coordinator.fail(crossing.keys, crossing.why)
+        for mismatch in coordinator.kind_mismatches(asked):
+            if is_certain(mismatch, self._answers(mismatch.submitted, asked)):
+                coordinator.fail(mismatch.keys, mismatch.why)
         awaited = coordinator.awaited(asked)
         found = deadlock(awaited, self._answers(suspects(awaited), asked))
         if found is not None:
@@ -200,14 +199,14 @@ class DeadlockDetector:
         self._plan(coordinator, now, PATIENCE_SECONDS if is_over else ANSWER_SECONDS)
 
     def _answers(self, ranks: Iterable[int], asked: float) -> list[RankStatus]:
-        answers = (self._survey.answer_to(rank, asked) for rank in ranks)
+        answers = (self._statuses.answer_to(rank, asked) for rank in ranks)
         return [answer for answer in answers if answer is not None]
 
     def _plan(self, coordinator: Coordinator, now: float, seconds: float) -> None:
-        self.deadline = now + seconds if coordinator.may_cross else None
+        self.deadline = now + seconds if coordinator.may_wait_for_each_other else None
 
 
 def _ranks(coordinator: Coordinator, before: float) -> list[int]:
     """The ranks in calls that may wait for each other, submitted ``before`` a time; usually there are none."""
-    crossing = {rank for crossing in coordinator.crossings(before) for rank in crossing.submitted}
-    return sorted(crossing | suspects(coordinator.awaited(before)))
+    mismatch = {rank for mismatch in coordinator.kind_mismatches(before) for rank in mismatch.submitted}
+    return sorted(mismatch | suspects(coordinator.awaited(before)))

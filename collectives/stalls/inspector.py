@@ -177,14 +177,13 @@ ANSWER_SECONDS = 1.0
 
 
 class StatusRequest:
-    """For one lookout. ``ask`` sends the question to ranks, and ``survey`` gets the answers.
+    """For one reporter. ``statuses`` has the questions and the answers.
 
     ``deadline`` is when :meth:`find` ends at the latest, in monotonic seconds; None where it has not begun.
     """
 
-    def __init__(self, survey: StatusTable, ask: Callable[[Sequence[int]], None], states: States) -> None:
-        self._survey = survey
-        self._ask = ask
+    def __init__(self, statuses: StatusTable, states: States) -> None:
+        self._statuses = statuses
         self._states = states
         self._since: float | None = None
 
@@ -195,7 +194,7 @@ class StatusRequest:
 
     def cleared(self, pending: Pending) -> Pending:
         """As :meth:`StatusTable.cleared`, by the answers to the present questions."""
-        return pending if self._since is None else self._survey.cleared(pending, self._since)
+        return pending if self._since is None else self._statuses.cleared(pending, self._since)
 
     def find(self, ranks: Sequence[int], now: float) -> list[str] | None:
         """Where ``ranks`` stand, a text for each; None while answers may still come. Without ranks it begins anew."""
@@ -205,15 +204,15 @@ class StatusRequest:
         if self._since is None:
             self._since = now
         since = self._since
-        self._ask(self._survey.ask(ranks, since))
-        if now < since + ANSWER_SECONDS and not self._survey.is_complete(ranks, since):
+        self._statuses.ask(ranks, since)
+        if now < since + ANSWER_SECONDS and not self._statuses.is_complete(ranks, since):
             return None
         self._since = None
-        return self._survey.describe(ranks, since, self._states(ranks))
+        return self._statuses.describe(ranks, since, self._states(ranks))
 
 
 class Observed(Protocol):
-    """The object that a lookout inspects."""
+    """The object that a reporter inspects."""
 
     @property
     def is_waiting(self) -> bool:
@@ -226,16 +225,16 @@ class Observed(Protocol):
 class StallReporter:
     """Reports tensors that wait, at planned times, so that a busy job has no cost. Without ``stalls``, never.
 
-    It logs them and publishes them on ``events``. On rank 0, its ``investigation`` of the missing ranks comes first.
+    It logs them and publishes them on ``events``. On rank 0, its ``request`` to the missing ranks comes first.
     ``deadline`` is the time of the next look, in monotonic seconds; None
     when no tensor waited at the last one.
     """
 
     def __init__(
-        self, stalls: StallInspector | None, events: EventStream, investigation: StatusRequest | None = None
+        self, stalls: StallInspector | None, events: EventStream, request: StatusRequest | None = None
     ) -> None:
         self._stalls = stalls
-        self._investigation = investigation
+        self._request = request
         self._events = events
         self.deadline: float | None = None
 
@@ -245,7 +244,7 @@ class StallReporter:
             if self._stalls is not None and observed.is_waiting:
                 self.deadline = now + self._stalls.patience
             return None
-        return self._look(observed.waiting(), now) if now >= self.deadline or self._investigates else None
+        return self._look(observed.waiting(), now) if now >= self.deadline or self._asks_until else None
 
     def _look(self, waiting: Pending, now: float) -> CollectiveTimeoutError | None:
         fatal = self.report(waiting, now)
@@ -253,24 +252,24 @@ class StallReporter:
         return fatal
 
     @property
-    def _investigates(self) -> float | None:
-        """When an investigation ends at the latest; None where there is none now."""
-        return None if self._investigation is None else self._investigation.deadline
+    def _asks_until(self) -> float | None:
+        """When the present question ends at the latest; None where there is none now."""
+        return None if self._request is None else self._request.deadline
 
     def _next_look(self, waiting: Pending) -> float | None:
         if self._stalls is None:
             return None
-        return self._investigates or self._stalls.deadline(waiting)
+        return self._asks_until or self._stalls.deadline(waiting)
 
     def report(self, waiting: Pending, now: float) -> CollectiveTimeoutError | None:
         """Report the due tensors of ``waiting``; returns the error that must end the job, if any.
 
-        While an investigation takes its time, the report is still to come.
+        While answers may still come, the report is still to come.
         """
         if self._stalls is None:
             return None
-        if self._investigation is not None:
-            waiting = self._investigation.cleared(waiting)
+        if self._request is not None:
+            waiting = self._request.cleared(waiting)
         found = self._find(self._stalls, waiting, now)
         report = None if found is None else self._stalls.inspect(waiting, now, found)
         if report is None or report.text is None:
@@ -284,9 +283,9 @@ class StallReporter:
 
     def _find(self, stalls: StallInspector, waiting: Pending, now: float) -> Sequence[str] | None:
         """Texts about the missing ranks of the due tensors; None while they are still to come."""
-        if self._investigation is None:
+        if self._request is None:
             return ()
-        return self._investigation.find(stalls.missing(waiting, now), now)
+        return self._request.find(stalls.missing(waiting, now), now)
 
     def _publish(self, waiting: Pending, keys: Sequence[Key], now: float) -> None:
         for process_set, name in keys:

@@ -10,13 +10,14 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from collectives.controller.waits import COMPUTING_SHARE, Frame, ProcessState
 from collectives.logs import PACKAGES
+from collectives.net.channel import Channel
 
 SHOWN_FRAMES = 3
 THREAD_CLOCK = 6
@@ -195,3 +196,10 @@ def state_of(process: int) -> ProcessState | None:
     except OSError:
         return None
     return ProcessState(process, fields[0].decode()) if fields else None
+
+
+def states_of(channel: Channel, ranks: Iterable[int]) -> Mapping[int, ProcessState]:
+    """The states of the processes of ``ranks``, of those that ``channel`` reaches on this host."""
+    processes = {rank: channel.process(rank) for rank in ranks}
+    found = {rank: state_of(process) for rank, process in processes.items() if process is not None}
+    return {rank: state for rank, state in found.items() if state is not None}

@@ -21,6 +21,7 @@ from collectives.controller.waits import (
     describe,
     describe_silent,
 )
+from collectives.controller.worker import Worker
 from collectives.stalls.stacks import busy, is_idle, look, read_stacks, region
 
 logger = logging.getLogger(__name__)
@@ -42,15 +43,21 @@ class StatusTable:
     def __init__(self) -> None:
         self._asked: dict[int, float] = {}
         self._answers: dict[int, _Answer] = {}
+        self._questions: list[int] = []
 
-    def ask(self, ranks: Sequence[int], since: float) -> list[int]:
-        """The first of ``ranks`` that have to be asked now, because they have given no answer since ``since``.
+    def ask(self, ranks: Sequence[int], since: float) -> None:
+        """Ask the first of ``ranks``, soon, if they have given no answer since ``since``: see :meth:`take_questions`.
 
         A rank that is silent is asked no second time: it still has the first question.
         """
         new = [rank for rank in ranks[:ASKED_RANKS] if rank not in self._asked and not self._has(rank, since)]
         self._asked.update(dict.fromkeys(new, since))
-        return new
+        self._questions += new
+
+    def take_questions(self) -> Sequence[int]:
+        """The ranks to which the question goes out now."""
+        questions, self._questions = self._questions, []
+        return questions
 
     def hear(self, found: RankStatus, now: float) -> None:
         """A rank answers."""
@@ -140,7 +147,7 @@ class StatusProbe:
     """Looks at the thread of this process that calls collectives, and passes the answer to ``send``.
 
     ``callers`` returns the threads that have made calls, by their identifiers, and whether each is inside of one.
-    ``has_news`` tells whether rank 0 has still to hear of calls that were made.
+    ``worker`` knows whether rank 0 has still to hear of calls that were made.
     ``wake`` lets the thread that drives call :meth:`look` soon. Both methods are for that thread.
     """
 
@@ -149,14 +156,14 @@ class StatusProbe:
         rank: int,
         works: InFlight,
         callers: Callable[[], Mapping[int, bool]],
-        has_news: Callable[[], bool],
+        worker: Worker,
         send: Callable[[RankStatus], None],
         wake: Callable[[], None],
     ) -> None:
         self._rank = rank
         self._works = works
         self._callers = callers
-        self._has_news = has_news
+        self._worker = worker
         self._send = send
         self._wake = wake
         self._thread: threading.Thread | None = None
@@ -165,7 +172,7 @@ class StatusProbe:
     def locate(self, _: object = None) -> None:
         """Begin to find out; the answer comes with a later :meth:`look`."""
         if self._thread is None or not self._thread.is_alive():
-            # Owned by the locator; ends after LOOK_SECONDS and a few lines of source, which a lost file system may hold
+            # Owned by the probe; ends after LOOK_SECONDS and a few lines of source, which a lost file system may hold
             # up for ever: then there is no answer, and no second thread. Nobody waits for it.
             self._thread = threading.Thread(target=self._find, name=f"hvd-locator-{self._rank}", daemon=True)
             try:
@@ -180,12 +187,12 @@ class StatusProbe:
         """
         found, self._found = self._found, None
         if found is not None:
-            is_current = not (in_operation or self._has_news())
+            is_current = not (in_operation or self._worker.has_news)
             self._send(found if is_current else replace(found, is_held=False))
 
     def _find(self) -> None:
         try:
-            self._found = self._whereabouts()
+            self._found = self._status()
         except Exception as error:  # noqa: BLE001 - a diagnosis must not harm the job
             self._fail(error)
         else:
@@ -196,7 +203,7 @@ class StatusProbe:
         self._found = RankStatus(self._rank, Activity.UNKNOWN, last=self._last())
         self._wake()
 
-    def _whereabouts(self) -> RankStatus:
+    def _status(self) -> RankStatus:
         callers = self._callers()
         thread = _caller(callers)
         stacks, held = read_stacks(), self._waits_of_held(callers)

@@ -1,7 +1,7 @@
 """Pure: the ranks that others wait for, from reports of all ranks about their own waits.
 
-In unison no rank hears when another one submits, so each knows only how long it waited itself. The rank that is waited
-for is the one that does not wait.
+In a bypass no rank hears when another one submits, so each knows only how long it waited itself. The rank that is
+waited for is the one that does not wait.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, Topology
+from collectives.api import CollectiveTimeoutError, Topology
 from collectives.controller.messages import COORDINATOR, Status
 from collectives.controller.waits import ProcessState
 from collectives.stalls.inspector import StallInspector, StallReporter
@@ -105,46 +105,47 @@ def explain(topology: Topology, tensors: str, seconds: float, processes: Mapping
 
 
 class CoordinatorWatch:
-    """Acts as ``silence`` says, for the tensors in ``works``. For the thread that drives.
+    """Acts as ``watchdog`` says, for the tensors in ``works``. For the thread that drives.
 
     ``inquire`` sends the question and returns whether it has left. ``states`` returns the states of processes of this
-    host, and ``fail`` ends the job.
+    host.
     """
 
     def __init__(
         self,
         topology: Topology,
-        silence: Watchdog,
-        lookout: StallReporter,
+        watchdog: Watchdog,
+        stalls: StallReporter,
         works: InFlight,
         inquire: Callable[[], bool],
         states: Callable[[Iterable[int]], Mapping[int, ProcessState]],
-        fail: Callable[[HorovodInternalError], None],
     ) -> None:
         self._topology = topology
-        self._silence = silence
-        self._lookout = lookout
+        self._watchdog = watchdog
+        self._stalls = stalls
         self._works = works
         self._inquire = inquire
         self._states = states
-        self._fail = fail
 
     @property
     def deadline(self) -> float | None:
         """When :meth:`look` must be called, in monotonic seconds; None: not before a tensor is in flight."""
-        return self._silence.deadline if self._works else None
+        return self._watchdog.deadline if self._works else None
 
-    def look(self) -> None:
-        """Ask the coordinator when tensors wait for long; if it does not answer, report that, and end in time."""
-        verdict = self._silence.look(time.monotonic())
+    def look(self) -> CollectiveTimeoutError | None:
+        """Ask the coordinator when tensors wait for long; if it does not answer, report that.
+
+        Returns the error that must end the job, if it has not answered for too long.
+        """
+        verdict = self._watchdog.look(time.monotonic())
         if verdict.ask:
             self._ask()
-        if verdict.seconds is not None:
-            self._report(verdict, verdict.seconds)
+        return None if verdict.seconds is None else self._report(verdict, verdict.seconds)
 
     @property
     def asked(self) -> float | None:
-        return self._silence.asked
+        """When this rank asked the question that has no answer yet, in monotonic seconds; None where it has none."""
+        return self._watchdog.asked
 
     def _ask(self) -> None:
         if self._works.running:
@@ -155,22 +156,22 @@ class CoordinatorWatch:
                 extra=self._works.about(),
             )
         if not self._inquire():
-            self._silence.answered(time.monotonic())
+            self._watchdog.answered(time.monotonic())
 
-    def _report(self, verdict: Verdict, seconds: float) -> None:
-        self._lookout.note(self._works.since(), (COORDINATOR,), time.monotonic())
+    def _report(self, verdict: Verdict, seconds: float) -> CollectiveTimeoutError | None:
+        self._stalls.note(self._works.since(), (COORDINATOR,), time.monotonic())
         text = explain(self._topology, self._works.describe(), seconds, self._states((COORDINATOR,)))
         if verdict.fatal:
             remark = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is over: the job ends"
-            self._fail(CollectiveTimeoutError(f"{text}. {remark}", [COORDINATOR]))
-        else:
-            logger.warning("%s", text, extra=self._works.about())
+            return CollectiveTimeoutError(f"{text}. {remark}", [COORDINATOR])
+        logger.warning("%s", text, extra=self._works.about())
+        return None
 
     def hear(self, message: Status) -> None:
         """The coordinator answers."""
-        self._silence.answered(time.monotonic())
+        self._watchdog.answered(time.monotonic())
         if message.text:
-            self._lookout.note(self._works.since(), message.silent, time.monotonic())
+            self._stalls.note(self._works.since(), message.silent, time.monotonic())
             tensors = self._works.describe()
             logger.warning(
                 "rank %d waits for %s; from rank %d: %s",

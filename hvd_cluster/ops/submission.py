@@ -85,7 +85,7 @@ def submit(
             operation,
             source.dtype,
             source.shape,
-            process_set=process_set_id(process_set),
+            process_set=0 if process_set is global_process_set else process_set_id(process_set),
             device=source.device,
             **fields,
         )

@@ -1,5 +1,7 @@
 """Horovod's API on PyTorch: ``import hvd_cluster.torch as hvd``."""
 
+from functools import partial as _partial
+
 try:
     import torch as _torch
 except ModuleNotFoundError as error:
@@ -104,7 +106,7 @@ __all__ += _names.__all__
 
 _kernels.register()
 _profiler = _torch.autograd.profiler  # looked up once: the engine asks before each operation
-_register_profiler(lambda: _profiler._is_profiler_enabled, _torch.profiler.record_function)
+_register_profiler(_partial(getattr, _profiler, "_is_profiler_enabled"), _torch.profiler.record_function)
 _register_thread_count("torch", _torch.get_num_threads)
 
 

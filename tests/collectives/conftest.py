@@ -28,7 +28,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
 def start(request, monkeypatch):
-    """Starts a job: of threads that share everything, with a gate in shared memory, over TCP, or both; with sockets."""
+    """Starts a job: of threads that share everything, with shared memory, over TCP, or both; with sockets."""
     if request.param:
         monkeypatch.setattr(Job, "transport", SocketTransport)
     return lambda *args, **kwargs: running(*args, **request.param, **kwargs)

@@ -18,7 +18,7 @@ from collectives.buffers import Buffer, as_buffer, empty
 from collectives.engine.engine import Engine
 from collectives.engine.work import Work
 from collectives.events import Decided, Failed, Finished, Started, Submitted
-from tests.collectives.engine.bypass_job import rounds_of
+from tests.collectives.engine.bypass_job import bypass_of
 
 STEPS = 120
 KINDS = ("allreduce", "adasum", "in place", "allgather", "broadcast", "alltoall", "reducescatter", "group")
@@ -75,7 +75,7 @@ class Steps:
         self._rank, self._size = engine.topology.rank, engine.topology.size
         self._random = random.Random(seed)
         self._rows: dict[str, list[list[int]]] = {}
-        self.calls = self.in_unison = 0
+        self.calls = self.all_bypass = 0
 
     def run(self) -> None:
         """Two calls of a kind in turn have the same sizes more often than not."""
@@ -91,7 +91,7 @@ class Steps:
                 self._engine_runs(work)
                 call.check(work)
                 self.calls += 1
-            self.in_unison += rounds_of(self._engine).on
+            self.all_bypass += bypass_of(self._engine).on
 
     def _engine_runs(self, work: Work) -> None:
         """As ``Engine.run`` does with its own work, or submitted first."""
@@ -167,12 +167,12 @@ def test_a_declined_attempt_leaves_nothing_behind(start: Any, size: int) -> None
         steps.run()
         [counts] = engine.counts().sets.values()
         assert (counts.tensors, counts.failures) == (steps.calls, 0)
-        return steps.calls, steps.in_unison, seen
+        return steps.calls, steps.all_bypass, seen
 
     with start(size) as job:
         outcomes = job.run(body)
-    for calls, in_unison, seen in outcomes:
-        assert 0.1 * STEPS < in_unison < 0.9 * STEPS
+    for calls, all_bypass, seen in outcomes:
+        assert 0.1 * STEPS < all_bypass < 0.9 * STEPS
         if seen:
             names = [
                 [name for event in seen if isinstance(event, kind) for name in event.names]

@@ -229,10 +229,10 @@ class HierarchicalBackend(HostBackend, OffersVote):
             self._local.wait_for_all()
 
     @override
-    def board(self) -> Vote | None:
+    def vote(self) -> Vote | None:
         """The members agree on each host, then the hosts, before the stages begin."""
         if not isinstance(self._flat, OffersVote) or max(len(self._hosts), *map(len, self._hosts)) > MOST_VOTERS:
-            return None  # on all members: they know the hosts, and if one part offers a board, all do
+            return None  # on all members: they know the hosts, and if one part offers a vote, all do
         inside, across = _board_of(self._local), _board_of(self._cross) if self._local.rank == 0 else None
         assert inside is not None
         assert (across is None) == (self._local.rank > 0)
@@ -406,7 +406,7 @@ class HierarchicalBackend(HostBackend, OffersVote):
 
 
 def _board_of(backend: HostBackend | None) -> Vote | None:
-    return backend.board() if isinstance(backend, OffersVote) else None
+    return backend.vote() if isinstance(backend, OffersVote) else None
 
 
 def _flat(lists: Iterable[Sequence[Array]]) -> list[Array]:

@@ -21,9 +21,9 @@ Waiting = Callable[[list[int]], None]
 
 
 class HostsVote(Vote):
-    """The board of a member of the host with number ``host``; ``hosts`` has the positions of the members of each.
+    """The vote of a member of the host with number ``host``; ``hosts`` has the positions of the members of each.
 
-    ``inside`` is the board of this host, and ``across`` that of the leaders; None on a member that is none. ``run``
+    ``inside`` is the vote of this host, and ``across`` that of the leaders; None on a member that is none. ``run``
     calls the operation when all have agreed.
 
     A member knows which others of its host are missing, and a leader which hosts are. The leader of the first host
@@ -86,8 +86,8 @@ class HostsVote(Vote):
         return lambda absent: waiting([member for host in absent for member in self._hosts[host]])
 
 
-def _ask(board: Vote, value: int, waiting: Waiting) -> bool:
-    return board.attempt(value, _nothing, waiting, _nothing)
+def _ask(vote: Vote, value: int, waiting: Waiting) -> bool:
+    return vote.attempt(value, _nothing, waiting, _nothing)
 
 
 def _nothing() -> None:

@@ -15,11 +15,12 @@ import platform
 import threading
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import CollectiveTimeoutError
+from collectives.api import CollectiveTimeoutError, DType
 from collectives.backends.base import Group, OnWait, ignore_waits
 from collectives.backends.phases import phase
 from collectives.cores import Placement
@@ -77,7 +78,7 @@ CROWDED_LOOKS = 20
 
 
 def barrier_bytes(size: int) -> int:
-    """Bytes of shared memory that a gate for ``size`` ranks needs: a cache line each, one to wake by, and flags."""
+    """Bytes of shared memory that a barrier for ``size`` ranks needs: a cache line each, one to wake by, and flags."""
     return (size + 1) * LINE + (size + LINE - 1) // LINE * LINE
 
 
@@ -245,7 +246,7 @@ class ShmBarrier:
         return not self._placement.improve(here, list(cores.values()), self._epoch) and self._crowded
 
     def _sleep(self, timeout: float, is_over: Callable[[], bool]) -> bool:
-        """Whether ``is_over`` becomes true within ``timeout`` seconds; also True when the gate is aborted."""
+        """Whether ``is_over`` becomes true within ``timeout`` seconds; also True when the barrier is aborted."""
         deadline = monotonic() + timeout
         self._flags[self._rank] = 1
         try:
@@ -273,3 +274,53 @@ class ShmBarrier:
         self._error = None
         self._words.release()
         self._flags.release()
+
+
+BUFFER_BYTES = 1 << 20
+BUFFERS = 3
+HEADER_BYTES = 8
+
+Array = npt.NDArray[Any]
+
+
+def buffers_bytes(size: int) -> int:
+    """Bytes of shared memory for the buffers of ``size`` ranks."""
+    return BUFFERS * size * BUFFER_BYTES
+
+
+class ShmBuffers:
+    """Each of ``size`` ranks has BUFFERS buffers in ``memory`` (buffers_bytes(size) bytes, page-aligned).
+
+    All ranks call :meth:`next` in the same order, once a round. A rank may fill the buffers of two rounds without a
+    crossing: ranks that have not arrived at the barrier may still use the last buffers, but no others. So the next
+    operation starts on the next buffers at once. ``turn`` may be set back while no rank has crossed the barrier since.
+    """
+
+    def __init__(self, memory: npt.NDArray[np.uint8], size: int) -> None:
+        ring = memory.reshape(BUFFERS, size, BUFFER_BYTES)
+        rows = [[ring[turn, member] for member in range(size)] for turn in range(BUFFERS)]
+        self._rows = rows
+        self._typed: dict[str, list[list[Array]]] = {}
+        self._headers: list[list[memoryview]] = []
+        self.turn = 0
+
+    def next(self, dtype: DType) -> list[Array]:
+        """The buffer of each member for the next round, as elements of ``dtype.storage``."""
+        self.turn = (self.turn + 1) % BUFFERS
+        try:
+            return self._typed[dtype.label][self.turn]
+        except KeyError:  # views of all dtypes would make up most of the time in which the backend connects
+            views = [[buffer.view(dtype.storage) for buffer in row] for row in self._rows]
+            return self._typed.setdefault(dtype.label, views)[self.turn]
+
+    def headers(self) -> list[memoryview]:
+        """The first 8 bytes of the buffer of each member for this round, as an integer with a sign."""
+        if not self._headers:
+            self._headers = [[memoryview(buffer.data)[:HEADER_BYTES].cast("q") for buffer in row] for row in self._rows]
+        return self._headers[self.turn]
+
+    def close(self) -> None:
+        """Release the views of the memory."""
+        self._rows.clear()
+        self._typed.clear()
+        self._headers.clear()

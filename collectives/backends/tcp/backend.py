@@ -147,8 +147,8 @@ class TcpBackend(MessagingBackend, OffersVote):
         return self._tcp.ballot.waited(), 0.0
 
     @override
-    def board(self) -> Vote | None:
-        """The first exchange of an operation is a round of the board."""
+    def vote(self) -> Vote | None:
+        """The first exchange of an operation is a round of the vote."""
         return TcpVote(self._tcp) if self.size <= MOST_VOTERS else None
 
     def _reduce_at_once(self, source: Segments, destination: Segments, dtype: DType, how: Reduction) -> None:

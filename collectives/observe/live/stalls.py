@@ -11,7 +11,7 @@ from collectives.observe.live.snapshot import Stall
 
 KEPT_STALLS = 20
 ENDS = (Heard, Finished, Failed)
-"""Rank 0 hears of the missing ranks of a tensor that is negotiated; one in unison ends on all of its ranks."""
+"""Rank 0 hears of the missing ranks of a tensor that is negotiated; one that bypasses it ends on all of its ranks."""
 
 Key = tuple[int, str]
 

@@ -78,6 +78,8 @@ def allreduce(
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks, element by element; returns a new tensor of the same shape."""
     how = reduction(average, op, prescale_factor, postscale_factor)
+    if compression is Compression.none:
+        return _allreduce(require_tensor(tensor), name, process_set, how)
     small, context = compressed(compression, require_tensor(tensor))
     result: torch.Tensor = compression.decompress(_allreduce(small, name, process_set, how), context)
     return result

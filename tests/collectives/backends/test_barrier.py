@@ -26,12 +26,12 @@ HOST = {}
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["cores", "crowded"])
 def crowded(request, monkeypatch):
-    """Whether there are more ranks than cores, for all gates of a test."""
+    """Whether there are more ranks than cores, for all barriers of a test."""
     monkeypatch.setitem(HOST, "crowded", request.param)
     return request.param
 
 
-def gates(size, timeout=TIMEOUT, epoch=0):
+def barriers(size, timeout=TIMEOUT, epoch=0):
     memory = np.zeros(barrier_bytes(size), np.uint8)
     memory.view(np.uint32)[: size * 16 : 16] = epoch
     made = [ShmBarrier(memory, group_of(size, rank), timeout, **HOST) for rank in range(size)]
@@ -52,7 +52,7 @@ def test_nobody_crosses_before_all_have_come(size, epoch):
             assert min(come) >= step
             members[rank].cross()
 
-    come, members = [-1] * size, gates(size, epoch=epoch)
+    come, members = [-1] * size, barriers(size, epoch=epoch)
     in_threads(size, body)
     for member in members:
         member.close()
@@ -70,12 +70,12 @@ def test_what_was_written_before_is_seen_after():
             assert (own, board.tolist()) == (step, [step] * 3)
             members[rank].cross()
 
-    board, members = np.zeros(3), gates(3)
+    board, members = np.zeros(3), barriers(3)
     in_threads(3, body)
 
 
 def test_a_gate_that_was_aborted_stays_shut_for_its_owner_only():
-    first, second = gates(2, timeout=0.1)
+    first, second = barriers(2, timeout=0.1)
     error = HorovodInternalError("told to stop")
     first.abort(error)
     first.abort(HorovodInternalError("too late"))
@@ -86,8 +86,8 @@ def test_a_gate_that_was_aborted_stays_shut_for_its_owner_only():
     assert isinstance(outcome(second.cross), CollectiveTimeoutError)
 
 
-def sleeping(gate):
-    return gate._flags[gate._rank]
+def sleeping(barrier):
+    return barrier._flags[barrier._rank]
 
 
 def wait_until(condition):
@@ -118,7 +118,7 @@ def test_the_last_to_come_wakes_all():
             members[rank].cross()
             assert min(come) == step
 
-    come, rung, members = [-1] * 4, [], gates(4, FOREVER)
+    come, rung, members = [-1] * 4, [], barriers(4, FOREVER)
     in_threads(4, body)
     assert rung[0] == 0  # nobody has rung before the last of the first crossing came
 
@@ -131,7 +131,7 @@ def test_who_comes_right_after_the_last_look_before_the_sleep_is_not_missed(monk
             members[1].arrive()
         return looks[-1]
 
-    looks, members = [], gates(2, FOREVER)
+    looks, members = [], barriers(2, FOREVER)
     all_arrived = members[0]._all_arrived
     monkeypatch.setattr(members[0], "_all_arrived", look)
     in_threads(1, lambda _: members[0].cross())
@@ -143,7 +143,7 @@ def test_who_comes_right_after_the_time_is_up_has_come(monkeypatch):
         members[1].arrive()
         return False
 
-    members = gates(2, 0.2)
+    members = barriers(2, 0.2)
     monkeypatch.setattr(members[0], "_sleep", sleep)
     members[0].cross()
 
@@ -157,7 +157,7 @@ def test_a_race_to_the_gate_loses_no_wake_up(value):
                 members[rank].ask(value, lambda absent: None, agreed=lambda: None)
             members[rank].cross()
 
-    members = gates(3, FOREVER)
+    members = barriers(3, FOREVER)
     for member in members:
         member._spins = 1
     in_threads(3, body)
@@ -177,7 +177,7 @@ def test_who_sleeps_hears_at_once_that_another_has_a_different_value(other):
             members[1].ask(other, lambda absent: None, agreed=lambda: None)
         return members[1].arrive()
 
-    members = gates(3, FOREVER)
+    members = barriers(3, FOREVER)
     assert in_threads(2, body) == [BarrierDisagreement, None]
 
 
@@ -191,7 +191,7 @@ def test_a_rank_that_goes_on_while_it_is_looked_at_does_not_differ():
         def __getitem__(self, index):
             return 7 << 32 | 1 if index == members[0]._mine else next(self.looks)
 
-    members = gates(2)
+    members = barriers(2)
     members[0]._words = GoingOn()
     assert not members[0]._is_differing()
 
@@ -202,7 +202,7 @@ def test_who_asks_is_told_who_is_missing():
         members[len(told)].ask(7, lambda absent: None, agreed=lambda: None)
         members[len(told)].arrive()
 
-    told, members = [], gates(3)
+    told, members = [], barriers(3)
     members[0].ask(7, waiting, lambda: told.append("agreed"))
     members[0].cross()
     assert told == [[1, 2], [2], "agreed"]
@@ -219,7 +219,7 @@ def test_an_abort_wakes_who_sleeps(monkeypatch):
             members[0].abort(error)
         return None
 
-    error, members = HorovodInternalError("told to stop"), gates(2, FOREVER)
+    error, members = HorovodInternalError("told to stop"), barriers(2, FOREVER)
     assert in_threads(2, body)[0] is error
 
 
@@ -235,7 +235,7 @@ def test_who_shares_a_core_with_an_absent_rank_does_not_keep_it(place, yields, c
 
     if not crowded:
         pytest.skip("with a core for each nobody is in the way")
-    members, count = gates(3), []
+    members, count = barriers(3), []
     for member, core in zip(members, (5, place, 6), strict=True):
         monkeypatch.setattr(barrier, "_core", lambda core=core: core)
         member.arrive()
@@ -262,7 +262,7 @@ def test_waits_are_told_apart_until_all_have_begun_and_after():
         first = members[rank].waited()
         return first, members[rank].waited()
 
-    pause, members = threading.Event(), gates(2)
+    pause, members = threading.Event(), barriers(2)
     (early, nothing), (late, _) = in_threads(2, body)
     assert early[0] > PAUSE_SECONDS / 2 > early[1]
     assert late[1] > PAUSE_SECONDS / 2 > late[0]
@@ -273,7 +273,7 @@ def test_waits_are_told_apart_until_all_have_begun_and_after():
 
 def test_a_crossing_that_asks_is_the_first_of_an_operation():
     """As after a trial that did not run."""
-    members = gates(1)
+    members = barriers(1)
     members[0].cross()
     assert not members[0]._is_first
     members[0].ask(1, lambda absent: None, lambda: None)

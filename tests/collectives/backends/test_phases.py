@@ -18,7 +18,7 @@ from tests.collectives.backends.test_hierarchical import Hosts
 
 TIMEOUT = 20.0
 LARGE = 3 << 18
-"""Elements of float64: several slabs of shared memory, and pieces of a pipeline."""
+"""Elements of float64: several buffers of shared memory, and pieces of a pipeline."""
 
 
 class Base:
@@ -192,11 +192,11 @@ def test_without_an_observer_an_operation_makes_the_calls_that_it_made_before_th
 
 
 def made_by(call):
-    """The number of Python calls in ``call``, but for those of the gate, which depend on the other member."""
-    made, of_gate = [], ("/gate.py", "/futex.py", "/placement.py", "/base.py")
+    """The number of Python calls in ``call``, but for those of the barrier, which depend on the other member."""
+    made, of_barrier = [], ("/barrier.py", "/base.py")
 
     def note(frame, event, _):
-        if event == "call" and not frame.f_code.co_filename.endswith(of_gate):
+        if event == "call" and not frame.f_code.co_filename.endswith(of_barrier):
             made.append(frame.f_code.co_name)
 
     sys.setprofile(note)

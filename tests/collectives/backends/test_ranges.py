@@ -29,9 +29,9 @@ class Profile:
 
 @pytest.fixture
 def profile(monkeypatch):
-    monkeypatch.setattr(phases, "_registered", list(phases._registered))
     made = Profile()
-    phases.register(lambda: made.is_recording, made.named)
+    monkeypatch.setattr(phases.PROFILER, "is_recording", lambda: made.is_recording)
+    monkeypatch.setattr(phases.PROFILER, "named", made.named)
     return made
 
 
@@ -51,7 +51,7 @@ def test_batches_and_their_phases_are_ranges_while_a_profile_is_recorded(profile
     before, between = [], []
     with running(2, shared_memory=True) as job:
         job.run(body)
-        kept = [engine._exchange._runner._reporter._spans for engine in job.engines]
+        kept = [engine._loop._runner._reporter._spans for engine in job.engines]
     assert before == [0, 0]
     assert between[-1] == len(profile.found)
     assert profile.found.count(("SHM_ALLREDUCE",)) == 6

@@ -230,16 +230,16 @@ def test_all_silent_members_are_named_and_no_others(length):
 
 def test_a_view_in_a_traceback_does_not_keep_a_backend_from_closing():
     def body(backend):
-        slab = backend._slabs.next(DType.UINT8)[0]
+        buffer = backend._buffers.next(DType.UINT8)[0]
         backend.barrier()
         backend.close()
-        return slab
+        return buffer
 
     gc.collect()  # what other tests kept
     before = mappings()
-    slabs = with_backends(2, body)
+    buffers = with_backends(2, body)
     assert mappings() > before
-    del slabs
+    del buffers
     gc.collect()
     assert mappings() == before
 
@@ -333,11 +333,11 @@ def test_an_overflow_is_no_warning_and_the_state_of_the_caller_stays(length, cou
 
 def test_reductions_of_many_small_arrays_are_one_exchange():
     def body(backend):
-        epoch = backend._gate._epoch
+        epoch = backend._barrier._epoch
         arrays = [np.full(length, backend.rank + 1.0) for length in (3, 0, 5, 1)]
         backend.allreduce_arrays(arrays, arrays, DType.FLOAT64, ReduceOp.SUM)
         assert all((array == 3.0).all() for array in arrays)
-        return backend._gate._epoch - epoch
+        return backend._barrier._epoch - epoch
 
     assert with_backends(2, body) == [1, 1]
 
@@ -351,12 +351,12 @@ def test_gathers_of_several_arrays_are_one_exchange():
     """More than a round, with empty arrays, cut differently on each side."""
 
     def body(backend):
-        epoch = backend._gate._epoch
+        epoch = backend._barrier._epoch
         start, result = sum(counts[: backend.rank]), np.zeros_like(expected)
         mine = expected[start : start + counts[backend.rank]]
         backend.allgather_bytes(pieces(mine, 5, 5, 7), pieces(result, 3, 3, 1_400_000, 1_400_010), counts)
         assert (result == expected).all()
-        return backend._gate._epoch - epoch
+        return backend._barrier._epoch - epoch
 
     counts = [1_400_007, 10, 13]
     expected = np.random.default_rng(1).integers(0, 256, sum(counts), np.uint8)
@@ -365,14 +365,14 @@ def test_gathers_of_several_arrays_are_one_exchange():
 
 def test_scattered_reductions_of_several_arrays_are_one_exchange():
     def body(backend):
-        epoch = backend._gate._epoch
+        epoch = backend._barrier._epoch
         values = np.arange(sum(counts), dtype=np.float64)
         result = np.full(counts[backend.rank], np.nan)
         sources, destinations = pieces(values * (backend.rank + 1), 2, 2, 70_000), pieces(result, 0, 2, 3, 3)
         backend.reducescatter_arrays(sources, destinations, counts, DType.FLOAT64, ReduceOp.SUM)
         start = sum(counts[: backend.rank])
         assert (result == 6.0 * values[start : start + counts[backend.rank]]).all()
-        return backend._gate._epoch - epoch
+        return backend._barrier._epoch - epoch
 
     counts = [80_000, 3, 70_000]
     assert with_backends(3, body) == [2, 2, 2]
@@ -385,11 +385,11 @@ LENGTHS = (10, 1_000_000, 10, 10, 10, 700_000, 20, 100_000, 100_000, 10, 100_000
 @pytest.mark.parametrize("gathers", [False, True])
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_rank_as_far_ahead_as_the_gate_lets_it_overwrites_nothing(slow, gathers):
-    """One rank begins nothing after a gate before the other has done all it can and sleeps at the next one."""
+    """One rank begins nothing after a barrier before the other has done all it can and sleeps at the next one."""
 
     def body(backend):
         if backend.rank == slow:
-            _hold_back(backend._gate, 1 - slow, finished)
+            _hold_back(backend._barrier, 1 - slow, finished)
         for number, length in enumerate(LENGTHS):
             values = np.full(length, number + backend.rank, np.float32)
             backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
@@ -407,10 +407,10 @@ def test_a_rank_as_far_ahead_as_the_gate_lets_it_overwrites_nothing(slow, gather
     with_backends(2, body)
 
 
-def _hold_back(gate, other, finished):
+def _hold_back(barrier, other, finished):
     def wait_longer():
         wait()
-        while not finished.is_set() and (gate._words[other * 8] == gate._epoch or not gate._flags[other]):
+        while not finished.is_set() and (barrier._words[other * 8] == barrier._epoch or not barrier._flags[other]):
             finished.wait(0.0001)
 
-    wait, gate.wait = gate.wait, wait_longer
+    wait, barrier.wait = barrier.wait, wait_longer

@@ -55,7 +55,7 @@ def assert_mismatch(errors, kinds, name=NAME):
 
 
 @pytest.mark.parametrize("kinds", [KINDS[:2], KINDS[1::-1], KINDS, (KINDS[0], KINDS[1], KINDS[0])])
-@pytest.mark.parametrize("steps", [0, 10])  # later ones run in unison
+@pytest.mark.parametrize("steps", [0, 10])  # later ones bypass the coordinator
 @pytest.mark.usefixtures("transport")
 def test_calls_of_different_kinds_under_one_name_fail_on_all_ranks(kinds, steps):
     def body(engine):
@@ -118,10 +118,10 @@ def test_a_rank_whose_other_thread_may_still_come_is_waited_for():
         callers = [
             Caller(engine, body=lambda engine: call(engine, KINDS[engine.topology.rank])) for engine in job.engines
         ]
-        survey = job.engines[0]._parts._survey
+        statuses = job.engines[0]._parts.statuses
         for _ in range(3):
-            heard = [survey._answers.get(rank) for rank in range(2)]
-            until(lambda: all(survey._answers.get(rank) not in (None, heard[rank]) for rank in range(2)))  # noqa: B023
+            heard = [statuses._answers.get(rank) for rank in range(2)]
+            until(lambda: all(statuses._answers.get(rank) not in (None, heard[rank]) for rank in range(2)))  # noqa: B023
         for each in late:
             each.come.set()
         results = [caller.result()[0] for caller in (callers[0], late[1].caller, late[0].caller, callers[1])]
@@ -164,7 +164,7 @@ def waiting(*ranks, of=3):
 
 
 def found(*kinds, of=3):
-    """The crossings of calls of these kinds and ranks."""
+    """The kind_mismatches of calls of these kinds and ranks."""
     tensors = {subject(kept_request(f"{kind.label}.{NAME}", kind)): ranks for kind, *ranks in kinds}
     about = next(iter(tensors))[0]
     by_kind = {kind: {(0, kind.label): waiting(*ranks, of=of)} for (_, kind), ranks in tensors.items()}
@@ -173,9 +173,9 @@ def found(*kinds, of=3):
 
 def test_a_crossing_has_each_rank_in_one_call():
     reduced, root, gathered = KINDS
-    (crossing,) = found((reduced, 0, 2), (root, 1))
-    assert crossing.keys == ((0, "allreduce.k"), (0, "broadcast.k"))
-    assert crossing.why.text.startswith(
+    (mismatch,) = found((reduced, 0, 2), (root, 1))
+    assert mismatch.keys == ((0, "allreduce.k"), (0, "broadcast.k"))
+    assert mismatch.why.text.startswith(
         "tensor 'k': the ranks disagree about the operation: allreduce on ranks 0, 2; broadcast on rank 1."
     )
     assert found((reduced, 0), (root, 1), (gathered, 2))
@@ -190,12 +190,12 @@ def answers(*waits, is_held=True):
 
 def test_a_crossing_is_certain_when_all_ranks_wait_for_nothing_else():
     reduced, root, gathered = KINDS
-    (crossing,) = found((reduced, 0), (root, 1), of=2)
-    assert is_certain(crossing, answers([reduced], [root]))
-    assert not is_certain(crossing, answers([reduced], [root])[:1])
-    assert not is_certain(crossing, answers([reduced], []))
-    assert not is_certain(crossing, answers([reduced], [gathered]))
-    assert not is_certain(crossing, answers([reduced], [root, gathered])), (
+    (mismatch,) = found((reduced, 0), (root, 1), of=2)
+    assert is_certain(mismatch, answers([reduced], [root]))
+    assert not is_certain(mismatch, answers([reduced], [root])[:1])
+    assert not is_certain(mismatch, answers([reduced], []))
+    assert not is_certain(mismatch, answers([reduced], [gathered]))
+    assert not is_certain(mismatch, answers([reduced], [root, gathered])), (
         "the other call may end, and that thread go on"
     )
-    assert not is_certain(crossing, answers([reduced], [root], is_held=False))
+    assert not is_certain(mismatch, answers([reduced], [root], is_held=False))

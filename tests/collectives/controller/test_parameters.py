@@ -161,7 +161,7 @@ def test_all_ranks_switch_at_the_same_tensor():
 
 @pytest.mark.parametrize("kind", [{}, {"shared_memory": True}, {"over_tcp": True}], ids=["inproc", "shm", "tcp"])
 @pytest.mark.usefixtures("unhurried")
-def test_ranks_in_unison_leave_it_for_new_parameters(kind):
+def test_ranks_in_the_bypass_leave_it_for_new_parameters(kind):
     def body(engine):
         for _ in range(6):
             run(engine, ones(engine), "x")
@@ -175,9 +175,9 @@ def test_ranks_in_unison_leave_it_for_new_parameters(kind):
 
     with running(2, **kind) as job:
         job.run(body)
-        until(lambda: all(engine._exchange._decider.rounds.on for engine in job.engines))
+        until(lambda: all(engine._loop._bypass.on for engine in job.engines))
         first, second = job.run(tune)
-        until(lambda: all(engine._exchange._decider.rounds.on for engine in job.engines))
+        until(lambda: all(engine._loop._bypass.on for engine in job.engines))
     assert first == second
     assert (first.version, first.fusion_threshold) == (2, 3)
 

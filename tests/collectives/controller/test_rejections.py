@@ -97,7 +97,7 @@ def test_a_rejection_is_reported_before_its_rank_leaves():
     with running(2) as job:
         first, second = job.engines
         work = submit(first, ones(first), "x")
-        with second._driver.inside:
+        with second._callers:
             assert isinstance(outcome(lambda: run(second, ones(second), "x", prescale_factor=float("nan"))), ValueError)
             second._ends.leave()
         assert isinstance(outcome(lambda: wait(first, work)), RefusedCallError)
@@ -422,7 +422,7 @@ def test_a_call_that_every_rank_refuses_leaves_nothing_behind():
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_refused_call_ends_the_unison_and_the_others_hear_of_it():
+def test_a_refused_call_ends_the_bypass_and_the_others_hear_of_it():
     def body(engine):
         for _ in range(6):
             run(engine, ones(engine), "x")
@@ -433,7 +433,7 @@ def test_a_refused_call_ends_the_unison_and_the_others_hear_of_it():
 
     with running(2) as job:
         job.run(body)
-        until(lambda: all(engine._exchange._decider.rounds.on for engine in job.engines))
+        until(lambda: all(engine._loop._bypass.on for engine in job.engines))
         first, second = job.run(wrong)
         assert isinstance(first, MismatchError)
         assert isinstance(second, InvalidRequestError)

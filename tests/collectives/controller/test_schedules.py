@@ -14,7 +14,7 @@ from collectives.controller.schedules import KEPT, Schedules, alone
 from tests.collectives.controller.negotiation_simulation import CYCLE, runs_of_set
 from tests.collectives.controller.test_negotiation import tensor
 from tests.collectives.controller.test_parameters import by_id
-from tests.collectives.engine.bypass_simulation import UnisonWorld
+from tests.collectives.engine.bypass_simulation import BypassWorld
 
 
 def response(id, **fields):
@@ -116,21 +116,21 @@ def repeat(world, requests, times=3):
 def test_what_ran_together_runs_so_again_without_messages(requests, threshold):
     if requests == GROUP[:1]:
         requests = [replace(GROUP[0], group_size=1)]
-    world = UnisonWorld(3, threshold=threshold)
+    world = BypassWorld(3, threshold=threshold)
     repeat(world, requests)
     world.sent()
     repeat(world, requests, 5)
-    assert [len(ran) for ran in world.unison] == [5] * 3
+    assert [len(ran) for ran in world.bypassed] == [5] * 3
     assert not world.traffic
     assert world.ran(0) == world.ran(1) == world.ran(2)
-    assert len({tuple(map(tuple, world.ran(0)[-len(world.unison[0][0].batches) :]))}) == 1
+    assert len({tuple(map(tuple, world.ran(0)[-len(world.bypassed[0][0].batches) :]))}) == 1
     assert sorted(by_id(world)) == list(range(len(world.batches[0])))
     repeat(world, [tensor("other")], 1)
     assert world.batches[0][-1].id == len(world.batches[0]) - 1
 
 
 def test_a_rank_with_more_or_less_in_flight_brings_all_back_to_the_coordinator():
-    world = UnisonWorld(2)
+    world = BypassWorld(2)
     repeat(world, GROUP)
     for extra in (0, 1):
         repeat(world, GROUP)
@@ -146,7 +146,7 @@ def test_a_rank_with_more_or_less_in_flight_brings_all_back_to_the_coordinator()
 
 
 def test_a_rank_that_does_not_come_declines_when_it_is_asked():
-    world = UnisonWorld(3)
+    world = BypassWorld(3)
     repeat(world, SINGLES)
     together(world, SINGLES, 0, 2)
     world.settle()
@@ -159,7 +159,7 @@ def test_a_rank_that_does_not_come_declines_when_it_is_asked():
 
 def test_new_parameters_make_new_schedules():
     """The ranks would otherwise run batches of the earlier fusion threshold."""
-    world = UnisonWorld(2)
+    world = BypassWorld(2)
     repeat(world, SINGLES[:2])
     assert world.on == [True, True]
     together(world, SINGLES[:2])
@@ -178,15 +178,15 @@ def test_new_parameters_make_new_schedules():
     world.settle()
     repeat(world, SINGLES[:2])
     assert world.on == [True, True]
-    assert {tuple(schedule.number for schedule in ran) for ran in world.unison} == {
-        tuple(schedule.number for schedule in world.unison[0])
+    assert {tuple(schedule.number for schedule in ran) for ran in world.bypassed} == {
+        tuple(schedule.number for schedule in world.bypassed[0])
     }
     assert world.ran(0)[-2:] == world.ran(1)[-2:] == [["a"], ["b"]]
 
 
 def test_a_rank_that_waits_behind_a_refused_call_has_none():
     """The coordinator would otherwise not hear that a caller waits there."""
-    world = UnisonWorld(2)
+    world = BypassWorld(2)
     repeat(world, SINGLES)
     worker = world.workers[0]
     worker.reject(tensor("bad"), "wrong")
@@ -200,7 +200,7 @@ def test_a_rank_that_waits_behind_a_refused_call_has_none():
 
 def test_a_rank_that_missed_the_requests_has_none():
     """It had joined when the others ran the tensors for the first time."""
-    world = UnisonWorld(2)
+    world = BypassWorld(2)
     world.submit(tensor("join", operation=Operation.JOIN), 1)
     for _ in range(3):
         together(world, SINGLES[:2], 0)
@@ -215,12 +215,12 @@ def test_a_rank_that_missed_the_requests_has_none():
     assert world.ran(0)[-1] == world.ran(1)[-1] == ["a", "b"]
 
 
-def test_the_cache_drops_the_tensors_that_ran_longest_ago_also_in_unison():
-    world = UnisonWorld(2, capacity=4)
+def test_the_cache_drops_the_tensors_that_ran_longest_ago_also_in_the_bypass():
+    world = BypassWorld(2, capacity=4)
     repeat(world, [tensor("a"), tensor("b")])
     repeat(world, [tensor("c"), tensor("d")])
     repeat(world, [tensor("a"), tensor("b")], 4)
-    assert world.unison[0]
+    assert world.bypassed[0]
     repeat(world, [tensor("e")], 1)
     world.sent()
     together(world, [tensor("a"), tensor("b")])
@@ -257,15 +257,13 @@ def jobs(draw):
     known = draw(st.lists(bundles, min_size=1, max_size=3))
     steps = [("bundle", known[0])] * draw(st.integers(0, 4))
     for _ in range(draw(st.integers(1, 5))):
-        kind = draw(st.sampled_from(["bundle"] * 5 + ["join", "pair", "tune", "late", "alone", "want"]))
+        kind = draw(st.sampled_from(["bundle"] * 5 + ["join", "pair", "tune", "late", "alone"]))
         repetitions = draw(st.integers(1, 6))
         if kind in ("bundle", "late"):
             steps += [("bundle", draw(st.sampled_from(known)))] * (repetitions - 1)
             steps += [(kind, draw(st.sampled_from(known)))]
         elif kind == "tune":
             steps += [("tune", draw(changes))]
-        elif kind == "want":
-            steps += [("want", None), ("bundle", draw(st.sampled_from(known)))]
         elif kind == "join":
             steps += [("join", draw(st.integers(0, size - 1)))]
         else:
@@ -355,15 +353,9 @@ class Player:
             self.world.submit(request, rank, urgent=self.chance.random() < 0.5)
             yield from self._wait(rank, {request.key})
 
-    def _want(self, rank, number, _):
-        """A decider wants rounds; it may have them at any point of the order."""
-        if rank == 0:
-            self.world.coordinator.want_rounds()
-        yield
-
     def _tune(self, rank, number, parameters):
         if rank == 0:
-            while self.world.trial[0] is not None:
+            while self.world.attempt[0] is not None:
                 yield
             self.world.decline(0)
             self.world.coordinator.propose(parameters)
@@ -371,7 +363,7 @@ class Player:
 
 
 def play(size, steps, capacity, threshold, patient, seed):
-    world = UnisonWorld(size, ((0, 1),) if size > 2 else ((0,),), threshold, capacity, patient)
+    world = BypassWorld(size, ((0, 1),) if size > 2 else ((0,),), threshold, capacity, patient)
     if size == 2:
         steps = [each for each in steps if each[0] != "pair"]
     Player(world, steps, random.Random(seed)).play()
@@ -380,7 +372,7 @@ def play(size, steps, capacity, threshold, patient, seed):
 
 @settings(max_examples=300)
 @given(jobs(), st.sampled_from([0, 3, 16]), st.sampled_from([0, 60, 1 << 20]), st.booleans(), st.integers(0, 1 << 32))
-def test_in_and_out_of_unison_all_ranks_run_the_same(job, capacity, threshold, patient, seed):
+def test_in_and_out_of_the_bypass_all_ranks_run_the_same(job, capacity, threshold, patient, seed):
     world = play(*job, capacity, threshold, patient, seed)
     check(world)
 
@@ -390,7 +382,7 @@ def check(world):
     assert not any(world.in_flight)
     assert not world.coordinator.is_waiting
     assert not any(world.refused(rank) for rank in range(world.size))
-    assert len({tuple(schedule.number for schedule in ran) for ran in world.unison}) == 1
+    assert len({tuple(schedule.number for schedule in ran) for ran in world.bypassed}) == 1
     for rank in range(1, world.size):
         assert runs_of_set(world, rank, {0}) == runs_of_set(world, 0, {0})
     numbered = by_id(world)
@@ -401,14 +393,14 @@ def check(world):
         assert len(set(ran.values())) == 1
 
 
-def test_random_jobs_are_in_unison_now_and_then():
+def test_random_jobs_are_in_the_bypass_now_and_then():
     counts = Counter()
     names = [("a", "sum", ""), ("b", "rows", ""), ("c", "sum", "g"), ("d", "long", "g")]
     for seed in range(30):
         steps = [("bundle", names)] * 10 + [("join", 1)] + [("alone", "a")] * 6 + [("bundle", names)] * 6
         world = play(3, steps, 16, 60, bool(seed % 2), seed)
         check(world)
-        counts.update(len([*schedule.batches]) for schedule in world.unison[0])
+        counts.update(len([*schedule.batches]) for schedule in world.bypassed[0])
     assert counts[1] > 5
     assert sum(count for length, count in counts.items() if length > 1) > 5
     assert any(isinstance(message, Run) for _, message in world.traffic)

@@ -1,4 +1,4 @@
-"""The tensors of a rank that may run without the coordinator, as deciders see them."""
+"""The tensors of a rank that may run without the coordinator, as the bypass sees them."""
 
 from dataclasses import replace
 

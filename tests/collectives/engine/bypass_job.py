@@ -1,4 +1,4 @@
-"""Jobs in unison: how they get there, and how far each rank is."""
+"""Jobs in the bypass: how they get there, and how far each rank is."""
 
 import functools
 
@@ -49,35 +49,35 @@ NOTHING = np.zeros(0)
 
 
 def warm_up(engine, name="x"):
-    """Bring the engine into unison."""
+    """Bring the engine into the bypass."""
     for _ in range(4):
         run(engine, ones(engine), name)
 
 
 def warm_up_without_rows(engine, name):
-    """Bring the engine into unison, with an operation that exchanges nothing."""
+    """Bring the engine into the bypass, with an operation that exchanges nothing."""
     for _ in range(4):
         run(engine, NOTHING, name, Operation.ALLGATHER)
 
 
-def rounds_of(engine):
+def bypass_of(engine):
     """The rounds that the engine counts."""
-    return engine._exchange._decider.rounds
+    return engine._loop._bypass
 
 
 def round_of(engine):
     """The number of the last round of the engine."""
-    return rounds_of(engine)._round
+    return bypass_of(engine)._round
 
 
 def worker_of(engine):
     """The tensors that the engine has in flight."""
-    return engine._exchange._decider.worker
+    return engine._loop._worker
 
 
-def in_unison(job):
+def all_bypass(job):
     """Whether all ranks are."""
-    return all(rounds_of(engine).on for engine in job.engines)
+    return all(bypass_of(engine).on for engine in job.engines)
 
 
 def group_of(engine, name, arrays, kinds=None, in_place=False, **fields):
@@ -108,7 +108,7 @@ def submit_at_once(engine, names):
     requests = [Request(name, Operation.ALLREDUCE, source.dtype, source.shape, op=ReduceOp.SUM) for name in names]
     works = [Work(request, source, fresh) for request in requests]
     engine._works.enter(works, unnamed=False)
-    engine._driver.notify()
+    engine._queue.notify()
     return works
 
 

@@ -1,4 +1,4 @@
-"""A world whose ranks may agree without the coordinator, on a board that a test drives step by step."""
+"""A world whose ranks may agree without the coordinator, on a vote that a test drives step by step."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from tests.collectives.controller.negotiation_simulation import World
 
 
 @dataclass
-class UnisonWorld(World):
+class BypassWorld(World):
     """A rank attempts a schedule or declines, round by round, as the engine does.
 
-    While a rank waits in a round, it neither sends nor receives. ``unison[rank]`` has the schedules that it ran so.
+    While a rank waits in a round, it neither sends nor receives. ``bypassed[rank]`` has the schedules that it ran so.
     """
 
     values: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
@@ -22,17 +22,17 @@ class UnisonWorld(World):
         self.round = [0] * self.size
         self.withdrawn = [0] * self.size
         self.requested = [0] * self.size
-        self.trial = [None] * self.size
-        self.unison = [[] for _ in range(self.size)]
+        self.attempt = [None] * self.size
+        self.bypassed = [[] for _ in range(self.size)]
 
     def flush(self, rank):
-        if self.trial[rank] is not None:
+        if self.attempt[rank] is not None:
             return self._conclude(rank)
         worker = self.workers[rank]
         if self.on[rank]:
             schedule = worker.schedule()
             if schedule is not None:
-                self.trial[rank] = schedule
+                self.attempt[rank] = schedule
                 self._enter(rank, schedule.number)
                 return True
             if worker.has_news:
@@ -40,13 +40,13 @@ class UnisonWorld(World):
         return super().flush(rank)
 
     def rise(self, rank):
-        return self.trial[0] is None and super().rise(rank)
+        return self.attempt[0] is None and super().rise(rank)
 
     def decide(self):
-        return self.trial[0] is None and super().decide()
+        return self.attempt[0] is None and super().decide()
 
     def fall(self, rank):
-        if self.trial[rank] is not None:
+        if self.attempt[rank] is not None:
             return False
         before = len(self.batches[rank])
         fell = super().fall(rank)
@@ -56,7 +56,7 @@ class UnisonWorld(World):
         return fell
 
     def decline(self, rank):
-        """Decline unison, as the engine does before it sends a message to the coordinator."""
+        """Decline the bypass, as the engine does before it sends a message to the coordinator."""
         if self.on[rank]:
             self._enter(rank, 0)
             self.on[rank] = False
@@ -64,7 +64,7 @@ class UnisonWorld(World):
     def complain(self, rank):
         """A rank that waits in a round asks the others to decline: rank 0, or on rank 0 all."""
         asked = range(self.size) if rank == 0 else (0,)
-        news = self.trial[rank] is not None and any(self.requested[peer] < self.round[rank] for peer in asked)
+        news = self.attempt[rank] is not None and any(self.requested[peer] < self.round[rank] for peer in asked)
         if news:
             for peer in asked:
                 self.requested[peer] = max(self.requested[peer], self.round[rank])
@@ -72,7 +72,7 @@ class UnisonWorld(World):
 
     def withdraw(self, rank):
         """A rank hears that others wait."""
-        news = self.trial[rank] is None and self.withdrawn[rank] < self.requested[rank]
+        news = self.attempt[rank] is None and self.withdrawn[rank] < self.requested[rank]
         if news:
             self.withdrawn[rank] = self.requested[rank]
             if self.round[rank] < self.withdrawn[rank]:
@@ -85,7 +85,7 @@ class UnisonWorld(World):
         while moved:
             super().settle()
             moved = any([move(rank) for move in (self.complain, self.withdraw) for rank in range(self.size)])
-        assert self.trial == [None] * self.size, "a rank waits in a round for ever"
+        assert self.attempt == [None] * self.size, "a rank waits in a round for ever"
 
     def _enter(self, rank, value):
         self.round[rank] += 1
@@ -98,9 +98,9 @@ class UnisonWorld(World):
             self.decline(rank)
 
     def _conclude(self, rank):
-        schedule, values = self.trial[rank], self.values[self.round[rank]]
+        schedule, values = self.attempt[rank], self.values[self.round[rank]]
         if any(value != schedule.number for value in values.values()):
-            self.trial[rank], self.on[rank] = None, False
+            self.attempt[rank], self.on[rank] = None, False
             return True
         if len(values) < self.size:
             return False
@@ -108,12 +108,12 @@ class UnisonWorld(World):
         return True
 
     def _run(self, rank, schedule):
-        worker, self.trial[rank] = self.workers[rank], None
+        worker, self.attempt[rank] = self.workers[rank], None
         for number, responses in enumerate(schedule.batches, worker.next_batch):
             self.log[rank].append(("run", *responses))
             self.batches[rank].append(Batch(tuple(responses), False, number, worker.parameters))
             self.in_flight[rank] -= {response.request.key for response in responses}
         worker.finish_schedule(schedule)
-        self.unison[rank].append(schedule)
+        self.bypassed[rank].append(schedule)
         if rank == 0:
             self.coordinator.use(schedule)

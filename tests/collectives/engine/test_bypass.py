@@ -13,9 +13,9 @@ from collectives.events import Decided, Finished, Started
 from tests.collectives.engine.bypass_job import (
     Counting,
     OneByOne,
-    in_unison,
+    all_bypass,
+    bypass_of,
     results_of,
-    rounds_of,
     stories,
     submit_at_once,
     warm_up,
@@ -31,11 +31,11 @@ def test_one_tensor_at_a_time_needs_no_messages(start):
 
     with start(3, wrap=Counting) as job:
         job.run(warm_up)
-        until(lambda: in_unison(job))
+        until(lambda: all_bypass(job))
         before = [channel.sent for channel in job.channels]
         assert job.run(body) == [[6.0] * 20] * 3
         assert [channel.sent for channel in job.channels] == before
-        assert in_unison(job)
+        assert all_bypass(job)
 
 
 OPERATIONS = {
@@ -58,7 +58,7 @@ def test_every_operation_gives_what_it_gives_otherwise(start, kind, rows):
         results = []
         for _ in range(6):
             results.append(run(engine, values, kind, **fields))
-            modes.append(rounds_of(engine).on)
+            modes.append(bypass_of(engine).on)
         return [result.tolist() == results[0].tolist() for result in results]
 
     fields, modes = OPERATIONS[kind], []
@@ -72,7 +72,7 @@ def test_every_operation_gives_what_it_gives_otherwise(start, kind, rows):
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.ADASUM])
 @pytest.mark.usefixtures("unhurried")
 def test_an_in_place_tensor_is_not_spoiled_by_an_attempt_that_fails(start, op):
-    """Scaled before, larger than a slab; the other rank has something else to do first."""
+    """Scaled before, larger than a buffer; the other rank has something else to do first."""
 
     def body(engine):
         warm_up(engine)
@@ -80,7 +80,7 @@ def test_an_in_place_tensor_is_not_spoiled_by_an_attempt_that_fails(start, op):
         source = as_buffer(array)
         for step in range(8):
             array[:] = 1.0 + engine.topology.rank
-            assert rounds_of(engine).on or step not in (4, 5, 6)
+            assert bypass_of(engine).on or step not in (4, 5, 6)
             if step == 6 and engine.topology.rank:
                 other = submit(engine, ones(engine), "y")
             request = Request("big", Operation.ALLREDUCE, source.dtype, source.shape, op=op, prescale_factor=2.0)
@@ -98,7 +98,7 @@ def test_an_in_place_tensor_is_not_spoiled_by_an_attempt_that_fails(start, op):
 @pytest.mark.parametrize("listeners", [{0}, {1}, {0, 1}])
 @pytest.mark.usefixtures("unhurried")
 def test_events_are_the_same(start, listeners, rows):
-    """Also where not all ranks listen, which must not change how often they cross the gate."""
+    """Also where not all ranks listen, which must not change how often they cross the barrier."""
 
     def body(engine):
         seen, rank = [], engine.topology.rank
@@ -106,7 +106,7 @@ def test_events_are_the_same(start, listeners, rows):
             engine.events.subscribe(seen.append)
         for step in range(8):
             assert (run(engine, np.full(rows, rank + step), "x") == 2 * step + 1).all()
-        assert rounds_of(engine).on
+        assert bypass_of(engine).on
         return seen
 
     with start(2) as job:
@@ -133,22 +133,22 @@ def test_ranks_that_want_different_things_first_go_back_to_the_coordinator(start
             assert job.run(body) == [[6.0] * 3] * 3
 
 
-def test_tensors_reported_before_the_unison_began_run_in_the_same_order_everywhere(start):
-    """Rank 1 says y before it hears that the unison begins; the others, after it has begun."""
+def test_tensors_reported_before_the_bypass_began_run_in_the_same_order_everywhere(start):
+    """Rank 1 says y before it hears that the bypass begins; the others, after it has begun."""
     with start(2, wrap=OneByOne) as job:
         first, second = job.engines
         for name in ("x", "y", "z"):
             job.run(lambda engine, name=name: warm_up(engine, name))
         job.run(lambda engine: results_of(engine, submit_at_once(engine, "yz")))
         job.run(lambda engine: run(engine, ones(engine), "x"))
-        assert not in_unison(job)
-        until(lambda: first._driver._driving.acquire(blocking=False))
+        assert not all_bypass(job)
+        until(lambda: first._progress._driving.lock.acquire(blocking=False))
         callers = [Caller(engine, "x") for engine in job.engines]
         until(lambda: worker_of(second)._in_flight and not worker_of(second)._ready_ids)
         callers.append(Caller(second, body=lambda engine: run(engine, 10 * ones(engine), "y")))
         until(lambda: len(worker_of(second)._in_flight) == 2)
-        until(lambda: not second._exchange.commands and not worker_of(second)._ready_ids)
-        first._driver._driving.release()
+        until(lambda: not second._loop.commands and not worker_of(second)._ready_ids)
+        first._progress._driving.lock.release()
         assert [caller.result()[0] for caller in callers[:2]] == [3.0] * 2
         others = [submit(first, factor * ones(first), name) for name, factor in (("y", 10), ("z", 20))]
         callers.append(Caller(second, body=lambda engine: run(engine, 20 * ones(engine), "z")))

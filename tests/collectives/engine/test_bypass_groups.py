@@ -15,7 +15,7 @@ from collectives.api import (
 from collectives.buffers import as_buffer, empty
 from collectives.engine.work import Work
 from collectives.events import Decided, Finished, Started
-from tests.collectives.engine.bypass_job import Counting, group_of, in_unison, results_of, round_of, rounds_of, stories
+from tests.collectives.engine.bypass_job import Counting, all_bypass, bypass_of, group_of, results_of, round_of, stories
 from tests.collectives.engine.job import Caller, ones, submit, total, until, wait
 
 MIXED = {
@@ -40,7 +40,7 @@ def test_tensors_of_different_kinds_run_together_without_messages(start, rows, t
     with start(2, wrap=Counting, fusion_threshold=threshold) as job:
         results = job.run(body)
         assert all(each == of_rank[0] for of_rank in results for each in of_rank)
-        until(lambda: in_unison(job))
+        until(lambda: all_bypass(job))
         before = [channel.sent for channel in job.channels]
         assert job.run(body) == results
         assert [channel.sent for channel in job.channels] == before
@@ -50,7 +50,7 @@ def test_tensors_of_different_kinds_run_together_without_messages(start, rows, t
 def test_tensors_that_are_no_group_run_together_too(start):
     def body(engine, count):
         for step in range(count):
-            with engine._driver.inside:
+            with engine._callers:
                 works = [Work(request, as_buffer(ones(engine)), allocate) for request in requests]
                 works[(step + engine.topology.rank) % 3].urged = True
                 engine._works.enter(works, False)
@@ -60,7 +60,7 @@ def test_tensors_that_are_no_group_run_together_too(start):
     requests = [Request(name, Operation.ALLREDUCE, DType.FLOAT64, (3,), op=ReduceOp.SUM) for name in "xyz"]
     with start(2, wrap=Counting) as job:
         job.run(lambda engine: body(engine, 5))
-        until(lambda: in_unison(job))
+        until(lambda: all_bypass(job))
         before = [channel.sent for channel in job.channels]
         job.run(lambda engine: body(engine, 20))
         assert [channel.sent for channel in job.channels] == before
@@ -68,7 +68,7 @@ def test_tensors_that_are_no_group_run_together_too(start):
 
 @pytest.mark.usefixtures("unhurried")
 def test_groups_run_in_place_and_are_not_spoiled_by_an_attempt_that_fails(start):
-    """Scaled before, more than a slab; one rank has something else to do first."""
+    """Scaled before, more than a buffer; one rank has something else to do first."""
 
     def body(engine):
         rank, arrays = engine.topology.rank, [np.zeros(length) for length in (200_000, 3, 1)]
@@ -80,7 +80,7 @@ def test_groups_run_in_place_and_are_not_spoiled_by_an_attempt_that_fails(start)
             for work in group_of(engine, "group", arrays, in_place=True, prescale_factor=2.0):
                 engine.synchronize(work)
             assert all((array == 6.0).all() for array in arrays)
-            modes[rank].append(rounds_of(engine).on)
+            modes[rank].append(bypass_of(engine).on)
             if step == 10:
                 other = other if rank else submit(engine, ones(engine), "y")
                 assert wait(engine, other)[0] == 3.0
@@ -127,7 +127,7 @@ def test_new_parameters_end_the_schedules_of_the_earlier_ones(start):
                 engine.propose(fusion_threshold=0)
             for work in group_of(engine, "group", [ones(engine), ones(engine)]):
                 engine.synchronize(work)
-            modes[engine.topology.rank].append(rounds_of(engine).on)
+            modes[engine.topology.rank].append(bypass_of(engine).on)
         return batches
 
     modes = {0: [], 1: []}
@@ -146,7 +146,7 @@ def test_a_rank_that_waits_for_several_tensors_learns_of_the_end(start, waiting)
     with start(2) as job:
         for _ in range(5):
             job.run(body)
-        until(lambda: in_unison(job))
+        until(lambda: all_bypass(job))
         caller = Caller(job.engines[waiting], body=body)
         until(lambda: round_of(job.engines[waiting]) > round_of(job.engines[1 - waiting]))
         job.vanish(1 - waiting)

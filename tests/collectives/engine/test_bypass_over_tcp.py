@@ -6,7 +6,7 @@ import pytest
 
 from collectives.backends.tcp.link import TcpLink
 from collectives.engine.engine import Engine
-from tests.collectives.engine.bypass_job import in_unison, rounds_of, warm_up
+from tests.collectives.engine.bypass_job import all_bypass, bypass_of, warm_up
 from tests.collectives.engine.job import Job, SocketTransport, ones, running, submit, until, wait
 from tests.collectives.engine.job import run as run_one
 
@@ -41,7 +41,7 @@ def test_a_rank_hears_of_a_vote_that_did_not_fit(
         rank = engine.topology.rank
         if rank == leaver:
             other = submit(engine, ones(engine), "other")
-            until(lambda: not rounds_of(engine).on)
+            until(lambda: not bypass_of(engine).on)
             left.append(link_of(job, leaver, waiter).is_sending)
             first = submit(engine, ones(engine), "x")
             return [wait(engine, first)[0], wait(engine, other)[0]]
@@ -52,7 +52,7 @@ def test_a_rank_hears_of_a_vote_that_did_not_fit(
     left: list[bool] = []
     with running(3, over_tcp=True, in_star=in_star) as job:
         job.run(warm_up)
-        until(lambda: in_unison(job))
+        until(lambda: all_bypass(job))
         fill(job, leaver, waiter)
         assert job.run(body) == [[6.0, 6.0]] * 3
     assert left == [True]

@@ -13,9 +13,9 @@ from collectives.api import (
 )
 from tests.collectives.engine.bypass_job import (
     NOTHING,
-    in_unison,
+    all_bypass,
+    bypass_of,
     round_of,
-    rounds_of,
     warm_up,
     warm_up_without_rows,
     worker_of,
@@ -27,17 +27,17 @@ def test_a_rank_that_does_not_come_declines_on_its_communication_thread(start, m
     with start(3) as job:
         job.run(warm_up)
         callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
-        until(lambda: not rounds_of(job.engines[1]).on)
+        until(lambda: not bypass_of(job.engines[1]).on)
         assert run(job.engines[1], ones(job.engines[1]), "x")[0] == 6.0
         assert [caller.result()[0] for caller in callers] == [6.0] * 2
         monkeypatch.setattr("collectives.engine.bypass.LATE_SECONDS", 1000.0)
         job.run(warm_up)
-        assert in_unison(job)
+        assert all_bypass(job)
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_a_tensor_of_another_thread_runs_while_a_rank_waits(start, waiting, monkeypatch):
-    """It submits something that all ranks submit, while one of them waits in unison for what the others do later."""
+    """It submits something that all ranks submit, while one waits in the bypass for what the others do later."""
     monkeypatch.setattr("collectives.engine.bypass.LATE_SECONDS", 1000.0)
     with start(2) as job:
         job.run(warm_up)
@@ -50,7 +50,7 @@ def test_a_tensor_of_another_thread_runs_while_a_rank_waits(start, waiting, monk
 
 @pytest.mark.parametrize("ending", ["own shutdown", "shutdown elsewhere", "own abort", "abort elsewhere", "vanishing"])
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_a_rank_that_waits_in_unison_learns_of_the_end(start, ending, waiting, monkeypatch):
+def test_a_rank_that_waits_in_the_bypass_learns_of_the_end(start, ending, waiting, monkeypatch):
     monkeypatch.setattr("collectives.engine.bypass.LATE_SECONDS", 1000.0)
     endings = {
         "own shutdown": (lambda job: job.engines[waiting].shutdown(), ShutDownError),
@@ -77,7 +77,7 @@ def test_a_rank_that_can_do_nothing_is_reported(start, caplog, fatal):
     settings = {"stall_warning": 0.05, "stall_shutdown": 1.0 if fatal else 0.0}
     with start(3, **settings) as job:
         job.run(warm_up)
-        stuck = job.engines[1]._driver._driving
+        stuck = job.engines[1]._progress._driving.lock
         until(lambda: stuck.acquire(blocking=False))
         callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
         if not fatal:
@@ -102,17 +102,17 @@ def test_a_rank_that_has_not_run_an_empty_batch_yet_hears_of_the_next_round(monk
             job.run(lambda engine, name=name: warm_up_without_rows(engine, name))
         job.run(lambda engine: [wait(engine, work) for work in [submit(engine, ones(engine), name) for name in "yz"]])
         job.run(lambda engine: run(engine, NOTHING, "empty", Operation.ALLGATHER))
-        assert not in_unison(job)
+        assert not all_bypass(job)
         work = submit(second, NOTHING, "empty", Operation.ALLGATHER)
-        until(lambda: not second._exchange.commands and not worker_of(second)._ready_ids)
-        until(lambda: second._driver._driving.acquire(blocking=False))
+        until(lambda: not second._loop.commands and not worker_of(second)._ready_ids)
+        until(lambda: second._progress._driving.lock.acquire(blocking=False))
         run(first, NOTHING, "empty", Operation.ALLGATHER)
         before = round_of(first)
         caller = Caller(first, body=lambda engine: run(engine, NOTHING, "x", Operation.ALLGATHER))
-        until(lambda: rounds_of(first)._asked > before)
-        second._driver._driving.release()
+        until(lambda: bypass_of(first)._asked > before)
+        second._progress._driving.lock.release()
         wait(second, work)
-        until(lambda: not rounds_of(first).on)
+        until(lambda: not bypass_of(first).on)
         run(second, NOTHING, "x", Operation.ALLGATHER)
         assert caller.result().size == 0
 
@@ -122,7 +122,7 @@ def test_a_rank_that_has_not_run_an_empty_batch_yet_hears_of_the_next_round(monk
 def test_a_shutdown_does_not_wait_forever_for_a_rank_that_can_do_nothing(start, rank):
     with start(3, timeouts=replace(TIMEOUTS, shutdown=0.2)) as job:
         job.run(warm_up)
-        stuck = job.engines[1]._driver._driving
+        stuck = job.engines[1]._progress._driving.lock
         until(lambda: stuck.acquire(blocking=False))
         callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
         for engine in (job.engines[0], job.engines[2]):

@@ -177,7 +177,7 @@ def test_where_cores_are_scarce_a_batch_is_left_to_the_caller_who_comes_soon(pat
         threads = ran_on(other)
         late = submit(other, ones(other), "x")
         caller = Caller(engine, "x")
-        until(lambda: other._exchange.has_batches and not other._driver._driving.locked())
+        until(lambda: other._loop.has_batches and not other._progress._driving.lock.locked())
         assert not late.done
         np.testing.assert_array_equal(wait(other, late), total(2))
         np.testing.assert_array_equal(caller.result(), total(2))
@@ -211,11 +211,11 @@ def test_a_caller_who_leaves_with_his_own_work_wakes_who_runs_the_rest(patience)
     with running(2, local_size=1000) as job:
         engine, other = job.engines
         paused, pause, polled = threading.Event(), threading.Event(), submit(other, ones(other), "x")
-        other._exchange.commands.append(lambda: (paused.set(), pause.wait(PATIENCE)))
-        other._driver.notify()
+        other._queue.call(lambda: (paused.set(), pause.wait(PATIENCE)))
+        other._queue.notify()
         assert paused.wait(PATIENCE)
         refused = Caller(other, body=lambda engine: run(engine, ones(engine, 4), "bad"))
-        until(lambda: other._driver._waiters)
+        until(lambda: other._parts.waiters.threads)
         theirs = [submit(engine, ones(engine), name) for name in ("bad", "x")]
         assert not [engine.poll(work) for work in theirs if work.done]
         other.poll(polled)
@@ -404,7 +404,7 @@ def test_a_caller_that_sleeps_is_roused(drives):
         callers = [] if drives else [Caller(engine, "later")]
         until(lambda: all(caller.ident in job.channels[1].sleeping for caller in callers))
         waiting = Caller(engine, body=lambda engine: engine.await_any(watch))
-        until(lambda: waiting.ident in (job.channels[1].sleeping if drives else engine._driver._waiters))
+        until(lambda: waiting.ident in (job.channels[1].sleeping if drives else engine._parts.waiters.threads))
         watch.interrupted = True
         engine.rouse()
         assert waiting.result() is None
@@ -427,19 +427,19 @@ def test_a_patient_communication_thread_parks_through_submissions():
     """The caller that submits next will probably wait: woken, the thread would take its core from it."""
 
     def park(seconds):
-        naps.append(first._driver.napping)
+        naps.append(first._progress.napping)
         parked(seconds)
 
     def woken():
-        first._driver.notify()  # again and again: the caller, which polls too, may take a wake
+        first._queue.notify()  # again and again: the caller, which polls too, may take a wake
         return naps
 
     naps = []
     with running(2, local_size=2) as job:
         first, second = job.engines
-        parked, first._driver._unpark.wait = first._driver._unpark.wait, park
+        parked, first._queue.unpark.wait = first._queue.unpark.wait, park
         caller = Caller(first, "x")
-        until(lambda: first._driver.is_driven_by(caller.ident))
+        until(lambda: first._progress.is_driven_by(caller.ident))
         until(woken)
         assert run(second, ones(second), "x")[0] == 3.0
         assert caller.result()[0] == 3.0

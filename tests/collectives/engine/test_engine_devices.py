@@ -164,7 +164,7 @@ def test_a_device_wakes_the_engine_when_an_operation_is_over(waits, unpolled, jo
     def body(rank):
         work = job.submit(rank, "x")
         caller = Caller(job.engines[rank], body=lambda engine: engine.synchronize(work)) if waits else None
-        until(lambda: job.engines[rank]._exchange._runner.flights)
+        until(lambda: job.engines[rank]._loop._runner.flights)
         job.streams[rank, 2].open.set()
         until(lambda: work.done)
         return caller.result() and work.done if waits else work.done
@@ -218,7 +218,7 @@ def test_parts_of_memory_in_use_are_in_use(job):
 
 def test_a_backend_that_cannot_wait_for_memory_says_so():
     with running(1) as job, pytest.raises(EngineError, match="memory of cpu that is still in use"):
-        job.engines[0]._exchange._runner.backends()[0].begin_after(DONE)
+        job.engines[0]._loop._runner.backends()[0].begin_after(DONE)
 
 
 def test_a_work_is_done_without_a_caller_that_waits(job):
@@ -323,7 +323,7 @@ def test_memory_that_a_device_still_uses_after_an_abort_is_kept(monkeypatch):
     job.engines[0].abort(PeerLostError("told to stop"))
     until(lambda: all(work.done for work in works))
     assert works[0].source is None
-    assert any(source is kept for pair in job.engines[0]._exchange._runner._in_use for kept in pair)
+    assert any(source is kept for pair in job.engines[0]._loop._runner._in_use for kept in pair)
     job.release()
     job.shutdown()
 

@@ -87,7 +87,7 @@ def test_a_communication_thread_that_ends_does_not_wait_for_callers_to_drive(mon
     def body(engine):
         run(engine, ones(engine))
         monkeypatch.setattr(progress, "PARK_SECONDS", 10 * PATIENCE)
-        engine._driver._park_seconds = 10 * PATIENCE
+        engine._progress._park_seconds = 10 * PATIENCE
         engine.shutdown()
         return engine.is_ending
 
@@ -376,7 +376,7 @@ def test_an_abort_while_a_batch_is_left_to_a_caller(holder, culprit, patience, c
     with running(2, local_size=1000) as job:
         left = submit(job.engines[holder], ones(job.engines[holder]), "x")
         caller = Caller(job.engines[1 - holder], "x")
-        until(lambda: job.engines[holder]._exchange.has_batches)
+        until(lambda: job.engines[holder]._loop.has_batches)
         job.engines[culprit].abort(HorovodInternalError("told to stop"))
         assert "told to stop" in str(caller.result())
         assert "told to stop" in str(outcome(lambda: wait(job.engines[holder], left)))
@@ -418,9 +418,9 @@ def test_a_handler_that_interrupts_a_call_does_not_wait_for_the_end(lock):
             mine = outcome(lambda: wait(engine, mine))
         else:
             driving = Caller(engine, "never")
-            until(lambda: engine._driver.is_driven_by(driving.ident))
-            wait_for = engine._driver._changed.wait
-            engine._driver._changed.wait = lambda timeout: (engine.shutdown(), wait_for(timeout))
+            until(lambda: engine._progress.is_driven_by(driving.ident))
+            wait_for = engine._parts.waiters.changed.wait
+            engine._parts.waiters.changed.wait = lambda timeout: (engine.shutdown(), wait_for(timeout))
             mine = outcome(lambda: run(engine, ones(engine), "nor this"))
             assert isinstance(driving.result(), ShutDownError)
         assert isinstance(mine, ShutDownError)
@@ -498,7 +498,7 @@ class UnluckyLock:
     """The lock of a driver whose communication thread never finds it free, because callers drive all the time."""
 
     def __init__(self, driver):
-        self._lock, self._unlucky = driver._driving, driver._thread
+        self._lock, self._unlucky = driver._driving.lock, driver._thread
         self.locked, self.release = self._lock.locked, self._lock.release
 
     def acquire(self, blocking):
@@ -519,12 +519,12 @@ def test_callers_that_drive_all_the_time_hear_messages(call):
         engine, other = job.engines
         callers = [Caller(engine, body=body) for engine in job.engines]
         until(lambda: min(steps) > 100)
-        lock, engine._driver._driving = engine._driver._driving, UnluckyLock(engine._driver)
+        lock, engine._progress._driving.lock = engine._progress._driving.lock, UnluckyLock(engine._progress)
         try:
-            other._exchange.commands.append(lambda: other._ends._link.tell(Leave("had enough")))
+            other._queue.call(lambda: other._ends._link.tell(Leave("had enough")))
             assert [type(caller.result()) for caller in callers] == [ShutDownError, ShutDownError]
         finally:
-            engine._driver._driving = lock
+            engine._progress._driving.lock = lock
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_rank_0_learns_who_has_submitted_when():
 
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_batches_have_the_same_numbers_on_all_ranks(one_by_one):
-    """Decided by the coordinator or in unison, on overlapping process sets."""
+    """Decided by the coordinator or in the bypass, on overlapping process sets."""
     seen = [{}, {}, {}]
 
     def body(engine):
@@ -164,14 +164,14 @@ def test_phases_of_a_backend_carry_the_batch(monkeypatch):
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_phases_in_unison_belong_to_the_batch_that_is_decided_meanwhile():
+def test_phases_in_the_bypass_belong_to_the_batch_that_is_decided_meanwhile():
     heard = [[], []]
 
     def body(engine):
         engine.events.subscribe(heard[engine.topology.rank].append)
         for _ in range(8):
             run(engine, np.ones(1 << 18), "x")
-        return engine._exchange._decider.rounds.on
+        return engine._loop._bypass.on
 
     with running(2, shared_memory=True) as job:
         assert job.run(body) == [True, True]
@@ -180,7 +180,7 @@ def test_phases_in_unison_belong_to_the_batch_that_is_decided_meanwhile():
         for event in kinds(events, Phase):
             named[event.batch, event.name] += event.calls
         for batch in (event.batch for event in kinds(events, Started)):
-            # Two rounds of a slab each, in a pipeline: three waits.
+            # Two rounds of a buffer each, in a pipeline: three waits.
             assert named[batch, "copy in"] == named[batch, "combine"] == named[batch, "copy out"] == 2
             assert named[batch, "wait for ranks"] == 3
         spans = {event.batch: (event.time, event.end) for event in kinds(events, Phase)}
@@ -200,7 +200,7 @@ def test_phases_of_a_trial_that_does_not_run_are_dropped():
         for name in "xy":
             job.run(lambda engine, name=name: run(engine, ones(engine), name))
         job.run(warm_up)
-        until(lambda: all(engine._exchange._decider.rounds.on for engine in job.engines))
+        until(lambda: all(engine._loop._bypass.on for engine in job.engines))
         job.engines[0].events.subscribe(heard.append)
         first = Caller(job.engines[0], "x")
         second = Caller(job.engines[1], body=lambda engine: [run(engine, ones(engine), name) for name in "yx"])
@@ -280,7 +280,7 @@ def test_a_silent_rank_0_is_the_missing_rank(monkeypatch):
     monkeypatch.setattr("collectives.stalls.watchdog.GRACE_SECONDS", 0.02)
     heard = []
     with running(2, stall_warning=0.05) as job:
-        lock = job.engines[0]._driver._driving
+        lock = job.engines[0]._progress._driving.lock
         until(lambda: lock.acquire(blocking=False))
         job.engines[1].events.subscribe(heard.append)
         caller = Caller(job.engines[1], "x")

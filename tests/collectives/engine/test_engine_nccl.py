@@ -156,7 +156,7 @@ def test_streams_of_the_user_wait(job):
 def test_memory_is_released_when_the_operation_is_over(job):
     works = [job.submit(rank, "x", [1.0]) for rank in range(2)]
     until(lambda: all(work.done for work in works))
-    until(lambda: not any(engine._exchange._runner.flights for engine in job.engines))
+    until(lambda: not any(engine._loop._runner.flights for engine in job.engines))
 
 
 def test_without_asynchronous_completion_the_caller_waits():

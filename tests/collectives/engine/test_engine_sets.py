@@ -24,12 +24,13 @@ from collectives.controller.messages import Response
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.worker import Batch
 from collectives.engine.counters import Counters
-from collectives.engine.execution import neutral
 from collectives.engine.registration import Registration, SetBackends
 from collectives.engine.runner import Runner
-from collectives.engine.work import Work
+from collectives.engine.threads import CommandQueue, Waiters
+from collectives.engine.work import Work, neutral
 from collectives.engine.work_table import UNNAMED, WorkTable
 from collectives.events import EventStream
+from collectives.net.channel import InprocHub
 from collectives.stalls.stragglers import WaitWindows
 from tests.collectives.backends.members import group_of
 from tests.collectives.engine.job import (
@@ -227,14 +228,14 @@ def test_more_unnamed_tensors_than_there_are_names_come_before_a_join(operation)
 def test_of_two_threads_that_join_at_once_one_is_refused():
     with running(2) as job:
         engine, other = job.engines
-        check, both = engine._intake.check, threading.Barrier(2)
-        engine._intake.check = lambda request: (check(request), both.wait(PATIENCE))
+        check, both = engine._submitter.check, threading.Barrier(2)
+        engine._submitter.check = lambda request: (check(request), both.wait(PATIENCE))
         threads = [Caller(engine, body=lambda engine: engine.join()) for _ in range(2)]
         until(lambda: not all(thread.is_alive() for thread in threads))
         other.join()
         results = [thread.result() for thread in threads]
         assert [type(each) for each in sorted(results, key=str)] == [int, InvalidRequestError]
-        engine._intake.check = check
+        engine._submitter.check = check
         job.run(lambda engine: run(engine, ones(engine)))
 
 
@@ -246,7 +247,7 @@ def test_sets_are_changed_by_one_thread_while_a_join_of_another_ends():
         engine, other = job.engines
         job.run(lambda engine: engine.add_process_set([0]))
         joined = Caller(engine, body=lambda engine: engine.join())
-        until(lambda: engine._intake._joins)
+        until(lambda: engine._submitter._joins)
         changed = Caller(engine, body=change)
         until(lambda: len(engine._works._works) == 2)
         assert other.join() == joined.result() == 1
@@ -273,14 +274,16 @@ def test_a_join_that_was_interrupted_is_still_a_join(monkeypatch):
     with running(2) as job:
         engine, other = job.engines
         with monkeypatch.context() as patch:
-            patch.setattr(engine._driver, "wait", lambda work: interrupt())
+            patch.setattr(engine._progress, "wait", lambda work: interrupt())
             with pytest.raises(KeyboardInterrupt):
                 engine.join()
         with pytest.raises(InvalidRequestError, match="rank 0 has joined process set 0"):
             submit(engine, ones(engine), "x")
         assert run(other, ones(other), "x")[0] == 2.0
         assert other.join() == 1
-        until(lambda: not isinstance(outcome(lambda: engine._intake.check(Request("x", Operation.BARRIER))), Exception))
+        until(
+            lambda: not isinstance(outcome(lambda: engine._submitter.check(Request("x", Operation.BARRIER))), Exception)
+        )
         assert job.run(lambda engine: run(engine, ones(engine))[0]) == [3.0, 3.0]
 
 
@@ -402,8 +405,9 @@ def test_a_set_that_connects_while_everything_is_aborted_does_not_come_about():
         runner.abort(error)
         return SetBackends.of([InprocBackend(group_of(2), InprocGroup(2))])
 
-    works, tally = WorkTable(0, lambda works: None, lambda work: None), Counters(WaitWindows(3), lambda report: None)
-    runner = Runner(0, ProcessSets(3), {}, works, EventStream(), tally, *[lambda *_: None] * 3)
+    queue = CommandQueue(InprocHub(1).channel(0))
+    works, counters = WorkTable(0, queue), Counters(WaitWindows(3), lambda report: None)
+    runner = Runner(0, ProcessSets(3), {}, works, EventStream(), counters, Waiters(), queue, Parameters())
     request = Request("add", Operation.ADD_PROCESS_SET, splits=(0, 1))
     registration = Registration(request)
     registration.formation = Formation(connect)

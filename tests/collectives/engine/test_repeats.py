@@ -15,15 +15,17 @@ from collectives.api import (
     ShutDownError,
 )
 from collectives.buffers import as_buffer, empty
+from collectives.engine.threads import CommandQueue
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
+from collectives.net.channel import InprocHub
 from tests.collectives.engine.job import Caller, kept_request, ones, run, running, submit, total, until, wait
 
 CALLS = 100
 
 
 def repeat(engine, times=4, name="x"):
-    """The last of several equal calls, which bring the engine into unison."""
+    """The last of several equal calls, which bring the engine into the bypass."""
     for _ in range(times):
         result = run(engine, ones(engine), name)
     return result.tolist()
@@ -38,13 +40,13 @@ def submissions(job, monkeypatch):
         submit(works)
 
     for engine in job.engines:
-        monkeypatch.setattr(engine._exchange, "submit", functools.partial(count, engine._exchange.submit))
+        monkeypatch.setattr(engine._loop, "submit", functools.partial(count, engine._loop.submit))
     return seen
 
 
 @pytest.fixture(params=[False, True], ids=["inproc", "shm"])
 def job(request):
-    """Two ranks in unison on "x"."""
+    """Two ranks in the bypass on "x"."""
     with running(2, shared_memory=request.param) as job:
         job.run(repeat)
         yield job
@@ -114,7 +116,7 @@ def test_ranks_that_do_not_repeat_together_negotiate(job):
 
 def test_a_rank_that_has_joined_does_not_repeat(job):
     joining = Caller(job.engines[0], body=lambda engine: engine.join())
-    until(lambda: job.engines[0]._intake._joins)
+    until(lambda: job.engines[0]._submitter._joins)
     with pytest.raises(InvalidRequestError, match="has joined"):
         repeat(job.engines[0])
     assert job.engines[1].join() == joining.result()
@@ -151,7 +153,7 @@ def work(name="x"):
 
 
 def test_a_work_is_admitted_only_where_it_need_not_wait():
-    table = WorkTable(0, lambda works: None, lambda work: None)
+    table = WorkTable(0, CommandQueue(InprocHub(1).channel(0)))
     first = work()
     assert table.admit(first)
     assert table.owns(first)

@@ -30,7 +30,7 @@ def assert_standstill(errors, names, of="", remedy=SAME_CALLS):
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a"), ("a", "b", "a"), ("a", "b", "c"), ("b", "a", "c", "a")])
-@pytest.mark.parametrize("steps", [0, 10])  # later ones run in unison
+@pytest.mark.parametrize("steps", [0, 10])  # later ones bypass the coordinator
 @pytest.mark.usefixtures("transport")
 def test_calls_of_different_names_fail_on_all_ranks_and_may_be_repeated(names, steps):
     def body(engine):
@@ -95,10 +95,10 @@ def test_a_rank_whose_other_thread_may_still_come_is_waited_for():
     with running(2) as job:
         others = [Caller(engine, body=late) for engine in job.engines]
         callers = [Caller(engine, f"call.{engine.topology.rank}") for engine in job.engines]
-        survey = job.engines[0]._parts._survey
+        statuses = job.engines[0]._parts.statuses
         for _ in range(2):
-            heard = [survey._answers.get(rank) for rank in range(2)]
-            until(lambda: all(survey._answers.get(rank) not in (None, heard[rank]) for rank in range(2)))  # noqa: B023
+            heard = [statuses._answers.get(rank) for rank in range(2)]
+            until(lambda: all(statuses._answers.get(rank) not in (None, heard[rank]) for rank in range(2)))  # noqa: B023
         come.set()
         assert [caller.result()[0] for caller in (*callers, *others)] == [3.0] * 4
 
@@ -134,8 +134,8 @@ def test_a_rank_inside_an_operation_whose_call_has_yet_to_leave(first):
         def rank_3(engine):
             inside = submit(engine, ones(engine), "x", process_set=1)
             until(lambda: 3 in heard((1, "x")))
-            engine._exchange.commands.append(lambda: threading.Event().wait(LONG))
-            engine._driver.notify()
+            engine._queue.call(lambda: threading.Event().wait(LONG))
+            engine._queue.notify()
             entered.set()
             return wait(engine, inside)[0]
 
@@ -147,7 +147,7 @@ def test_a_rank_inside_an_operation_whose_call_has_yet_to_leave(first):
 
 def heard_by(engine, key):
     """The ranks of whose submission of ``key`` rank 0 has heard."""
-    pending = engine._parts._link._coordinator._pending.get(key)
+    pending = engine._parts.link._coordinator._pending.get(key)
     return set() if pending is None else pending.submitted()
 
 

@@ -96,7 +96,7 @@ def hold():
     held = []
 
     def hold(engine):
-        lock = engine._driver._driving
+        lock = engine._progress._driving.lock
         until(lambda: lock.acquire(blocking=False))
         held.append(lock)
 

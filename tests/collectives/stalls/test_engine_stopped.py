@@ -78,11 +78,11 @@ def test_messages_that_come_during_an_operation_are_acted_on_after_it():
 
 
 def test_an_error_of_ranks_that_all_run_names_the_variable_that_bounds_the_wait():
-    """A rank comes to a gate that no other rank comes to: its backend alone has the operation."""
+    """A rank comes to a barrier that no other rank comes to: its backend alone has the operation."""
     with running(2, shared_memory=True, timeouts=Timeouts(connect=10.0, collective=2.0)) as job:
         [backend] = job.backends[1][0].by_device.values()
         job.run(lambda engine: run(engine, ones(engine), "x"))
-        backend.allreduce = lambda *_: backend._gate.cross() or backend._gate.cross()
+        backend.allreduce = lambda *_: backend._barrier.cross() or backend._barrier.cross()
         error = outcome(lambda: job.run(lambda engine: run(engine, ones(engine), "y")))
     assert isinstance(error, CollectiveTimeoutError)
     assert "Every rank runs" in str(error)

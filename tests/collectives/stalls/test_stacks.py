@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from collectives.api import Parameters
 from collectives.controller.waits import Activity, describe
+from collectives.controller.worker import Worker
+from collectives.engine.threads import CommandQueue
 from collectives.engine.work_table import WorkTable
+from collectives.net.channel import InprocHub
 from collectives.stalls.stacks import Look, busy, is_idle, is_in_fit, look, read_stacks, region, state_of
 from collectives.stalls.status import StatusProbe
 from tests.collectives.engine.job import PATIENCE, until
@@ -169,11 +173,11 @@ def test_a_rank_that_cannot_find_out_where_it_stands_says_so(broken, monkeypatch
 
     monkeypatch.setattr(broken, fail)
     sent, awake = [], threading.Event()
-    works = WorkTable(1, lambda works: None, lambda work: None)
-    locator = StatusProbe(1, works, dict, bool, sent.append, awake.set)
-    locator.locate()
+    works = WorkTable(1, CommandQueue(InprocHub(1).channel(0)))
+    probe = StatusProbe(1, works, dict, Worker(Parameters()), sent.append, awake.set)
+    probe.locate()
     assert awake.wait(PATIENCE)
-    locator.look()
+    probe.look()
     assert [(found.rank, found.activity) for found in sent] == [(1, Activity.UNKNOWN)]
     assert "rank 1 runs, and could not find out where it stands" in describe(sent[0])
     assert "can't start new thread" in caplog.text

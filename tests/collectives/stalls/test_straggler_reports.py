@@ -10,7 +10,7 @@ from collectives.events import EventStream, Straggling
 from collectives.stalls import stragglers
 from collectives.stalls.straggler_reports import StragglerReporter
 from collectives.stalls.stragglers import Cause, StragglerInspector
-from tests.collectives.engine.bypass_job import in_unison, rounds_of, warm_up
+from tests.collectives.engine.bypass_job import all_bypass, bypass_of, warm_up
 from tests.collectives.engine.job import Caller, ones, run, running, until
 
 HELD_UP = WaitReport(0.25, (Waits(0, 0.2, 0.0, 4),))
@@ -19,18 +19,18 @@ SECOND = 1.0
 
 
 class Rank0:
-    """The punctuality of two ranks, at a time that the test says."""
+    """The reporter of two ranks, at a time that the test says."""
 
     def __init__(self, monkeypatch):
         self.now, self.events = 0.0, EventStream()
         monkeypatch.setattr("collectives.stalls.straggler_reports.time.monotonic", lambda: self.now)
         inspector = StragglerInspector(2, lambda process_set: (0, 1))
-        self.punctuality = StragglerReporter(inspector, self.events, ("one", "two"))
+        self.reporter = StragglerReporter(inspector, self.events, ("one", "two"))
 
     def hear(self, report, seconds):
         for _ in range(round(seconds / 0.25)):
             self.now += 0.25
-            self.punctuality.hear(0, report)
+            self.reporter.hear(0, report)
 
 
 @pytest.fixture
@@ -49,16 +49,16 @@ def test_a_straggler_is_one_line_and_an_event(rank_0, caplog):
     )
     [event] = published
     assert isinstance(event, Straggling)
-    assert (event.straggler, event.is_over) == (rank_0.punctuality.stragglers[0], False)
+    assert (event.straggler, event.is_over) == (rank_0.reporter.stragglers[0], False)
     rank_0.hear(WaitReport(0.25), 2 * SECOND)
     assert [event.is_over for event in published] == [False, True]
-    assert rank_0.punctuality.stragglers == ()
+    assert rank_0.reporter.stragglers == ()
 
 
 def test_a_slow_part_of_operations_is_another_cause(rank_0, caplog):
     rank_0.hear(SLOW, 2 * SECOND)
     assert "slow inside of operations" in caplog.text
-    assert [each.cause for each in rank_0.punctuality.stragglers] == [Cause.BACKEND]
+    assert [each.cause for each in rank_0.reporter.stragglers] == [Cause.BACKEND]
 
 
 def test_a_rank_is_in_the_log_once_a_minute(rank_0, caplog):
@@ -72,20 +72,20 @@ def test_a_rank_is_in_the_log_once_a_minute(rank_0, caplog):
 
 
 def test_a_silent_rank_is_a_straggler_without_a_second_line(rank_0, caplog):
-    rank_0.punctuality.silent((1,), 1.5)
-    assert [each.cause for each in rank_0.punctuality.stragglers] == [Cause.STOPPED]
+    rank_0.reporter.silent((1,), 1.5)
+    assert [each.cause for each in rank_0.reporter.stragglers] == [Cause.STOPPED]
     assert not caplog.messages
-    rank_0.punctuality.answered(0)
-    rank_0.punctuality.hear(0, HELD_UP)
-    assert [each.cause for each in rank_0.punctuality.stragglers] == [Cause.STOPPED]
-    rank_0.punctuality.answered(1)
-    assert rank_0.punctuality.stragglers == ()
+    rank_0.reporter.answered(0)
+    rank_0.reporter.hear(0, HELD_UP)
+    assert [each.cause for each in rank_0.reporter.stragglers] == [Cause.STOPPED]
+    rank_0.reporter.answered(1)
+    assert rank_0.reporter.stragglers == ()
 
 
 def test_an_answer_to_the_roll_call_shows_that_a_rank_goes_on():
     with running(2) as job:
-        link = job.engines[0]._exchange._link
-        link._punctuality.silent((1,), 1.5)
+        link = job.engines[0]._loop._link
+        link._stragglers.silent((1,), 1.5)
         assert [each.rank for each in job.engines[0].stragglers] == [1]
         link._hear_aside(1, Pong())
         assert job.engines[0].stragglers == ()
@@ -101,22 +101,22 @@ def often(monkeypatch):
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", [{}, {"shared_memory": True}, {"over_tcp": True}], ids=["inproc", "shm", "tcp"])
-def test_reports_do_not_end_the_unison(kind, monkeypatch):
+def test_reports_do_not_end_the_bypass(kind, monkeypatch):
     monkeypatch.setattr("collectives.engine.bypass.LATE_SECONDS", 1000.0)
     heard = []
     monkeypatch.setattr(StragglerReporter, "hear", lambda self, rank, report: heard.append((rank, report)))
     with running(3, **kind) as job:
         job.run(warm_up)
-        assert in_unison(job)
+        assert all_bypass(job)
         early = Caller(job.engines[0], "x")
         others = [Caller(job.engines[1], "x")]
         until(lambda: job.engines[0]._works and job.engines[1]._works)
-        job.engines[1]._exchange._link.report_waits(HELD_UP)  # while rank 0 waits in a round
+        job.engines[1]._loop._link.report_waits(HELD_UP)  # while rank 0 waits in a round
         until(lambda: (1, HELD_UP) in heard)
-        assert rounds_of(job.engines[2]).on
+        assert bypass_of(job.engines[2]).on
         assert run(job.engines[2], ones(job.engines[2]), "x")[0] == 6.0
         assert [caller.result()[0] for caller in (early, *others)] == [6.0] * 2
-        assert in_unison(job)
+        assert all_bypass(job)
     assert {rank for rank, _ in heard} == {0, 1, 2}
 
 

@@ -132,49 +132,54 @@ def test_what_is_sent_is_what_arrives(found):
 # The questions.
 
 
+def asked(statuses, ranks, since):
+    statuses.ask(ranks, since)
+    return [*statuses.take_questions()]
+
+
 def test_each_rank_is_asked_once_and_again_for_the_next_report():
-    survey = StatusTable()
-    assert survey.ask((1, 2), 10.0) == [1, 2]
-    assert survey.ask((1, 2), 10.0) == []
-    survey.hear(RankStatus(1, Activity.BLOCKED), 10.2)
-    assert not survey.is_complete((1, 2), 10.0)
-    assert survey.ask((1, 2), 10.0) == []
-    survey.hear(RankStatus(2, Activity.BLOCKED), 10.3)
-    assert survey.is_complete((1, 2), 10.0)
-    assert survey.ask((1, 2), 20.0) == [1, 2], "an answer of the last report is too old for this one"
+    statuses = StatusTable()
+    assert asked(statuses, (1, 2), 10.0) == [1, 2]
+    assert asked(statuses, (1, 2), 10.0) == []
+    statuses.hear(RankStatus(1, Activity.BLOCKED), 10.2)
+    assert not statuses.is_complete((1, 2), 10.0)
+    assert asked(statuses, (1, 2), 10.0) == []
+    statuses.hear(RankStatus(2, Activity.BLOCKED), 10.3)
+    assert statuses.is_complete((1, 2), 10.0)
+    assert asked(statuses, (1, 2), 20.0) == [1, 2], "an answer of the last report is too old for this one"
 
 
 def test_a_silent_rank_still_has_the_first_question():
-    survey = StatusTable()
-    survey.ask((1,), 10.0)
-    assert survey.describe((1,), 10.0, {1: ProcessState(71, "T")})[0].startswith(
+    statuses = StatusTable()
+    assert asked(statuses, (1,), 10.0) == [1]
+    assert statuses.describe((1,), 10.0, {1: ProcessState(71, "T")})[0].startswith(
         "rank 1 does not answer. Process 71 is stopped"
     )
-    assert survey.ask((1,), 20.0) == []
-    survey.hear(RankStatus(1, Activity.BLOCKED), 20.1)
-    assert survey.describe((1,), 20.0, {})[0].startswith("rank 1 is blocked")
+    assert asked(statuses, (1,), 20.0) == []
+    statuses.hear(RankStatus(1, Activity.BLOCKED), 20.1)
+    assert statuses.describe((1,), 20.0, {})[0].startswith("rank 1 is blocked")
 
 
 def test_of_many_ranks_a_few_are_asked():
-    survey, many = StatusTable(), tuple(range(100))
-    asked = survey.ask(many, 1.0)
-    assert asked == list(range(ASKED_RANKS))
-    for rank in asked:
-        survey.hear(RankStatus(rank, Activity.BLOCKED), 2.0)
-    assert survey.is_complete(many, 1.0)
-    assert len(survey.describe(many, 1.0, {})) == ASKED_RANKS
+    statuses, many = StatusTable(), tuple(range(100))
+    first = asked(statuses, many, 1.0)
+    assert first == list(range(ASKED_RANKS))
+    for rank in first:
+        statuses.hear(RankStatus(rank, Activity.BLOCKED), 2.0)
+    assert statuses.is_complete(many, 1.0)
+    assert len(statuses.describe(many, 1.0, {})) == ASKED_RANKS
 
 
 def test_a_rank_that_waits_for_the_tensor_itself_is_not_missing():
     """Ranks 2 to 4 are named because the rank that speaks for them is late; rank 3 waits for another tensor."""
-    survey, loss, mean = StatusTable(), (0, "loss"), (3, "mean")
+    statuses, loss, mean = StatusTable(), (0, "loss"), (3, "mean")
     pending = {loss: Waiting(5.0, (2, 3, 4), (0, 1)), mean: Waiting(6.0, (2,), (0,))}
-    survey.hear(RankStatus(2, Activity.WAITS, waits=(LOSS,)), 9.0)
-    assert survey.cleared(pending, 10.0) == pending, "an answer of the last report is too old for this one"
-    survey.hear(RankStatus(2, Activity.WAITS, waits=(LOSS,)), 10.1)
-    survey.hear(RankStatus(3, Activity.WAITS, waits=(OTHER,)), 10.2)
-    survey.hear(RankStatus(4, Activity.BLOCKED, waits=(LOSS,)), 10.3)
-    assert survey.cleared(pending, 10.0) == {loss: Waiting(5.0, (3, 4), (0, 1, 2)), mean: pending[mean]}
+    statuses.hear(RankStatus(2, Activity.WAITS, waits=(LOSS,)), 9.0)
+    assert statuses.cleared(pending, 10.0) == pending, "an answer of the last report is too old for this one"
+    statuses.hear(RankStatus(2, Activity.WAITS, waits=(LOSS,)), 10.1)
+    statuses.hear(RankStatus(3, Activity.WAITS, waits=(OTHER,)), 10.2)
+    statuses.hear(RankStatus(4, Activity.BLOCKED, waits=(LOSS,)), 10.3)
+    assert statuses.cleared(pending, 10.0) == {loss: Waiting(5.0, (3, 4), (0, 1, 2)), mean: pending[mean]}
     for rank in (3, 4):
-        survey.hear(RankStatus(rank, Activity.WAITS, waits=(LOSS,)), 10.4)
-    assert survey.cleared(pending, 10.0) == pending, "somebody is late, and these are the only ranks that are known"
+        statuses.hear(RankStatus(rank, Activity.WAITS, waits=(LOSS,)), 10.4)
+    assert statuses.cleared(pending, 10.0) == pending, "somebody is late, and these are the only ranks that are known"

@@ -52,7 +52,7 @@ if sys.argv[1] == "waits":
     from hvd_cluster.core import basics
 
     engine = basics.engine()
-    while hvd.rank() and not (engine._exchange.has_works or engine._ends.ending.finished):
+    while hvd.rank() and not (engine._loop.has_works or engine._ends.ending.finished):
         pass
 """
 

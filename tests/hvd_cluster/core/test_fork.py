@@ -44,8 +44,8 @@ sys.exit(0 if ended[0] and os.waitstatus_to_exitcode(ended[1]) == 0 else 1)
 
 LOCKS = {
     "works": "engine._works._lock",
-    "callers": "engine._driver._changed",
-    "parking": "engine._driver._unpark._changed",
+    "callers": "engine._parts.waiters.changed",
+    "parking": "engine._queue.unpark._changed",
     "start and end": "basics._process.lock",
 }
 

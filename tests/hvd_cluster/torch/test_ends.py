@@ -101,7 +101,7 @@ def test_a_forked_child_does_not_hide_a_death(fresh_pool, victim, tmp_path):
 
 def shut_down_when_inside(*_):
     """On a signal that comes again and again, until it finds this thread inside a call that drives."""
-    if hvd.is_initialized() and basics.engine()._driver.is_driven_by(threading.get_ident()):
+    if hvd.is_initialized() and basics.engine()._progress.is_driven_by(threading.get_ident()):
         signal.setitimer(signal.ITIMER_REAL, 0)
         hvd.shutdown()
 

@@ -48,7 +48,7 @@ def check_grouped_allreduce():
 def check_groups_of_one_name_and_different_sizes():
     """They follow each other; at one time, the name is in flight, and on different ranks, they are a mismatch."""
     for shapes in ([1, 1], [2, 1, 1], [1, 1], [1]):
-        with basics.engine()._driver._driving:
+        with basics.engine()._progress._driving.lock:
             handle = hvd.grouped_allreduce_async([torch.ones(rows) for rows in shapes], name="n", op=hvd.Sum)
             with pytest.raises(ValueError, match=r"tensor 'allreduce.n\[0\]' is still in flight"):
                 hvd.grouped_allreduce_async([torch.ones(1)], name="n", op=hvd.Sum)

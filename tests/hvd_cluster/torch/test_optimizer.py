@@ -136,7 +136,7 @@ def check_a_step_that_failed_can_be_repeated():
             optimizer.step()
 
         step()
-        with basics.engine()._driver._driving:  # so that the name stays in flight
+        with basics.engine()._progress._driving.lock:  # so that the name stays in flight
             handle = hvd.allreduce_async(torch.zeros(3), name="optimizer.gradient.p")
             with pytest.raises(DuplicateNameError):
                 step()

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -219,34 +220,33 @@ def check_state_dict_round_trip():
 def check_loading_waits_for_gradients_in_flight():
     """Otherwise the next gradients could not use their names."""
     engine, main = basics.engine(), threading.get_ident()
-    driver, before = engine._driver, engine._driver.patient
+    progress, callers = engine._progress, engine._callers
     held, sent, over = threading.Event(), threading.Event(), threading.Event()
 
     def hold():
         """Nothing moves until a caller waits for it."""
-        with driver._driving:
+        with progress._driving.lock:
             held.set()
             sent.wait()
-            while main not in driver.inside and not over.wait(0.001):
+            while main not in callers and not over.wait(0.001):
                 pass
 
     model = build()
     optimizer = wrap(model)
     thread = threading.Thread(target=hold, daemon=True)
-    driver.patient = False
-    thread.start()
-    try:
-        held.wait()
-        loss_of(model, *(own(rows) for rows in data(0))).backward()
-        sent.set()
-        optimizer.load_state_dict(optimizer.state_dict())
-        optimizer.zero_grad()
-        train(model, optimizer, range(1))
-    finally:
-        sent.set()
-        over.set()
-        thread.join()
-        driver.patient = before
+    with mock.patch.object(type(progress), "patient", False):
+        thread.start()
+        try:
+            held.wait()
+            loss_of(model, *(own(rows) for rows in data(0))).backward()
+            sent.set()
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.zero_grad()
+            train(model, optimizer, range(1))
+        finally:
+            sent.set()
+            over.set()
+            thread.join()
 
 
 def check_copies_train_on():

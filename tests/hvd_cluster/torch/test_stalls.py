@@ -85,7 +85,7 @@ def stall(kind, victim, members, texts, signal_number=signal.SIGUSR1):
         return hvd.remove_process_set(members)
     ids = hvd.allgather(torch.tensor([os.getpid()]), process_set=members).tolist()
     with hearing(texts, signal_number, ids[victim]) as found:
-        for _ in range(10):  # later ones run in unison
+        for _ in range(10):  # later ones bypass the coordinator
             hvd.allreduce(torch.ones(3), name="loss", process_set=members)
         if hvd.rank() == victim:
             with wakeable():

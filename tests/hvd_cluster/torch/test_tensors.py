@@ -129,7 +129,7 @@ def check_a_handle_lets_go():
         result = hvd.synchronize(handle)
         references = weakref.ref(tensor), weakref.ref(result)
         del tensor, result
-        with basics.engine()._driver._driving:  # the thread that ran the operation has left it
+        with basics.engine()._progress._driving.lock:  # the thread that ran the operation has left it
             assert [reference() for reference in references] == [None, None]
         assert hvd.poll(handle)
 

@@ -1,5 +1,7 @@
 """A small training, on one process and on many, and what must come out."""
 
+from unittest import mock
+
 import torch
 
 import hvd_cluster.torch as hvd
@@ -73,10 +75,9 @@ def adam(parameters):
 def with_and_without_a_core_to_spare(check):
     """``check`` run twice: with an engine that moves gradients during backward, and with one that does not."""
     engine = basics.engine()
-    before = engine._driver.patient
-    for engine._driver.patient in (True, False):
-        check()
-    engine._driver.patient = before
+    for patient in (True, False):
+        with mock.patch.object(type(engine._progress), "patient", patient):
+            check()
 
 
 def one_parameter(op=hvd.Sum):

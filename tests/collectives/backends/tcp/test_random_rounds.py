@@ -20,8 +20,8 @@ from collectives.backends.tcp.star import MOST_PASSED_ON
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends import offers
 from tests.collectives.backends.members import group_of
-from tests.collectives.backends.tcp.boards import board_of, nothing
 from tests.collectives.backends.tcp.groups import connect
+from tests.collectives.backends.tcp.votes import nothing, vote_of
 
 ROUNDS = 40
 WATCHED = 4
@@ -144,7 +144,7 @@ class Rounds:
 
     def __init__(self, member: HostBackend, noticed: list[threading.Event]) -> None:
         self._member = member
-        self._board: Vote = board_of(member)
+        self._board: Vote = vote_of(member)
         self._noticed = noticed
         self._kept: deque[tuple[int, Array, Array]] = deque(maxlen=WATCHED)
 
@@ -219,7 +219,7 @@ def test_operations_run_on_all_members_or_on_none(
         rounds = Rounds(member, noticed)
         for number, plan in enumerate(plans):
             rounds.take_part(number, plan)
-        assert board_of(member).attempt(7, nothing, lambda absent: None, nothing)
+        assert vote_of(member).attempt(7, nothing, lambda absent: None, nothing)
 
     monkeypatch.setattr(star, "MOST_PASSED_ON", most)
     random, store = np.random.default_rng(seed), MemoryStore()

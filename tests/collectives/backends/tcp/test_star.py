@@ -16,8 +16,8 @@ from collectives.backends.tcp.star import Hub, Spoke
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends import offers
 from tests.collectives.backends.members import group_of
-from tests.collectives.backends.tcp.boards import NAMES, Operations, board_of, ignore, nothing
 from tests.collectives.backends.tcp.groups import connect, with_backends
+from tests.collectives.backends.tcp.votes import NAMES, Operations, ignore, nothing, vote_of
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_longer_messages_travel_between_their_members(monkeypatch: pytest.Monkey
     monkeypatch.setattr(star, "MOST_PASSED_ON", 9 * 8 * 400)
 
     def body(member: TcpBackend) -> None:
-        operations, board = Operations(member, length), board_of(member)
+        operations, vote = Operations(member, length), vote_of(member)
         for value, name in enumerate(NAMES, 1):
             expected = operations.expect(name)
-            assert board.attempt(value, lambda: operations.call(name), ignore, nothing)  # noqa: B023
+            assert vote.attempt(value, lambda: operations.call(name), ignore, nothing)  # noqa: B023
             assert operations.result.tolist() == expected.tolist()
 
     with_backends(4, body)
@@ -66,7 +66,7 @@ def test_the_hub_tells_others_now_and_then_whom_they_wait_for(monkeypatch: pytes
     monkeypatch.setattr("collectives.backends.tcp.star.TELL_SECONDS", 0.0)
 
     def body(member: TcpBackend) -> None:
-        board, seen = board_of(member), []
+        vote, seen = vote_of(member), []
 
         def waiting(absent: list[int]) -> None:
             seen.append(absent)
@@ -80,7 +80,7 @@ def test_the_hub_tells_others_now_and_then_whom_they_wait_for(monkeypatch: pytes
             link = member._tcp._links[1]
             send = link.send
             vars(link)["send"] = lambda views: sent.append(1) or send(views)
-        assert board.attempt(7, nothing, waiting, nothing)
+        assert vote.attempt(7, nothing, waiting, nothing)
         if member.rank == 1:
             assert seen[-1] == [2]
 
@@ -92,9 +92,9 @@ def test_the_hub_tells_others_now_and_then_whom_they_wait_for(monkeypatch: pytes
 def test_members_agree_without_an_operation_in_a_star() -> None:
     def body(member: TcpBackend) -> None:
         calls: list[str] = []
-        board = board_of(member)
-        assert not board.attempt(7 + (member.rank == 1), nothing, ignore, pytest.fail)
-        assert board.attempt(7, nothing, ignore, lambda: calls.append("agreed"))
+        vote = vote_of(member)
+        assert not vote.attempt(7 + (member.rank == 1), nothing, ignore, pytest.fail)
+        assert vote.attempt(7, nothing, ignore, lambda: calls.append("agreed"))
         assert calls == ["agreed"]
 
     with_backends(3, body)
@@ -108,7 +108,7 @@ def test_each_member_checks_what_came_from_each() -> None:
         outgoing = {other: [memoryview(bytes(length))] for other in range(4) if other != member.rank and length}
         incoming = {other: [memoryview(bytearray(4))] for other in range(4) if other != member.rank}
         with pytest.raises((EngineError, PeerLostError)) as caught:
-            board_of(member).attempt(7, lambda: member._tcp.trade(outgoing, incoming), ignore, nothing)
+            vote_of(member).attempt(7, lambda: member._tcp.trade(outgoing, incoming), ignore, nothing)
         errors[member.rank] = str(caught.value)
         ended.wait(20)
 
@@ -127,7 +127,7 @@ def test_all_members_that_wait_hear_of_a_lost_one(lost: int) -> None:
                 link.shut_down()
             return
         with pytest.raises(PeerLostError) as caught:
-            board_of(member).attempt(7, nothing, lambda absent: waiting.set(), pytest.fail)
+            vote_of(member).attempt(7, nothing, lambda absent: waiting.set(), pytest.fail)
         blamed.append(caught.value.ranks)
 
     waiting, blamed = threading.Event(), []
@@ -138,14 +138,14 @@ def test_all_members_that_wait_hear_of_a_lost_one(lost: int) -> None:
 
 def test_a_hub_that_declines_answers_votes_that_have_not_come() -> None:
     def body(member: TcpBackend) -> None:
-        board = board_of(member)
+        vote = vote_of(member)
         if member.rank == 0:
-            board.decline()
+            vote.decline()
             declined.set()
         assert declined.wait(20)
         if member.rank:
-            assert not board.attempt(7, nothing, ignore, pytest.fail)
-        assert board.attempt(8, nothing, ignore, nothing)
+            assert not vote.attempt(7, nothing, ignore, pytest.fail)
+        assert vote.attempt(8, nothing, ignore, nothing)
 
     declined = threading.Event()
     with_backends(3, body)
@@ -155,12 +155,12 @@ def test_data_that_a_hub_holds_is_of_the_present_round() -> None:
     """The root changes its data between two rounds, and the hub passes each version on."""
 
     def body(member: TcpBackend) -> None:
-        board, data = board_of(member), np.zeros(1000)
+        vote, data = vote_of(member), np.zeros(1000)
         for value in range(1, 30):
             if member.rank == 1:
                 data[:] = value
             raw = data.view(np.uint8)
-            assert board.attempt(value, lambda: member.broadcast_bytes(raw, raw, 1), ignore, nothing)  # noqa: B023
+            assert vote.attempt(value, lambda: member.broadcast_bytes(raw, raw, 1), ignore, nothing)  # noqa: B023
             assert (data == value).all()
 
     with_backends(3, body)
@@ -185,22 +185,22 @@ def test_a_parcel_of_a_round_that_the_hub_has_left_is_none_of_the_next() -> None
     """Of the first vote of member 1, the hub has only the beginning when member 2 declines; the rest comes later."""
 
     def body(member: TcpBackend) -> None:
-        board, data = board_of(member), np.zeros(1000)
+        vote, data = vote_of(member), np.zeros(1000)
         raw = data.view(np.uint8)
         call = lambda: member.broadcast_bytes(raw, raw, 1)  # noqa: E731
         if member.rank == 2:
             assert noticed.wait(20)
-            board.decline()
+            vote.decline()
         else:
             restore = hold_back(member._tcp._links[0], begun) if member.rank == 1 else nothing
             data[:] = -1.0 if member.rank == 1 else 0.0
-            assert not board.attempt(7, call, first_wait if member.rank == 0 else ignore, pytest.fail)
+            assert not vote.attempt(7, call, first_wait if member.rank == 0 else ignore, pytest.fail)
             restore()
         if member.rank == 1:
-            board.hurry()
+            vote.hurry()
             assert alone.wait(20)
             data[:] = 1.0
-        assert board.attempt(7, call, second_wait if member.rank == 0 else ignore, nothing)
+        assert vote.attempt(7, call, second_wait if member.rank == 0 else ignore, nothing)
         alone.set()
         assert (data == 1.0).all()
 

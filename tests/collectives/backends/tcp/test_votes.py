@@ -16,15 +16,15 @@ from collectives.backends.tcp.ballot import RIDING
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends import offers
 from tests.collectives.backends.members import group_of
-from tests.collectives.backends.tcp.boards import board_of, ignore, nothing
 from tests.collectives.backends.tcp.groups import SHAPES, connect, with_backends
+from tests.collectives.backends.tcp.votes import ignore, nothing, vote_of
 
 
 @SHAPES
 @pytest.mark.parametrize("observer", [0, 1])
 def test_a_member_that_waits_names_those_that_have_not_voted(observer: int, crowded: bool) -> None:
     def body(member: TcpBackend) -> None:
-        board, seen = board_of(member), []
+        vote, seen = vote_of(member), []
 
         def waiting(absent: list[int]) -> None:
             seen.append(absent)
@@ -33,7 +33,7 @@ def test_a_member_that_waits_names_those_that_have_not_voted(observer: int, crow
 
         if member.rank == 2:
             assert noticed.wait(20)
-        assert board.attempt(7, nothing, waiting if member.rank == observer else ignore, nothing)
+        assert vote.attempt(7, nothing, waiting if member.rank == observer else ignore, nothing)
         if member.rank == observer:
             assert seen[-1] == [2]
             late, inside = member.waited()
@@ -54,7 +54,7 @@ def test_a_member_may_vote_later_than_the_timeout_of_operations() -> None:
 
         if member.rank:
             assert late.wait(20)
-        assert board_of(member).attempt(7, nothing, waiting, nothing)
+        assert vote_of(member).attempt(7, nothing, waiting, nothing)
 
     timeout, late = 0.05, threading.Event()
     with_backends(2, body, timeout=timeout)
@@ -62,18 +62,18 @@ def test_a_member_may_vote_later_than_the_timeout_of_operations() -> None:
 
 def test_a_lost_member_ends_an_attempt_but_no_decline() -> None:
     def body(member: TcpBackend) -> None:
-        board = board_of(member)
+        vote = vote_of(member)
         if member.rank:
             member.close()
             closed.set()
-            board.decline()
+            vote.decline()
             return
         assert closed.wait(20)
         with pytest.raises(PeerLostError, match="rank 1 on host 'a'"):
-            board.attempt(7, nothing, ignore, pytest.fail)
-        board.decline()
+            vote.attempt(7, nothing, ignore, pytest.fail)
+        vote.decline()
         with pytest.raises(PeerLostError):
-            board.attempt(8, nothing, ignore, pytest.fail)
+            vote.attempt(8, nothing, ignore, pytest.fail)
 
     closed = threading.Event()
     with_backends(2, body)
@@ -89,7 +89,7 @@ def test_an_abort_ends_an_attempt() -> None:
                 member.abort(error)
 
             with pytest.raises(HorovodInternalError) as caught:
-                board_of(member).attempt(7, nothing, waiting, pytest.fail)
+                vote_of(member).attempt(7, nothing, waiting, pytest.fail)
             assert caught.value is error
             assert calls == [[1]]
         over.wait(20)
@@ -110,13 +110,13 @@ def test_data_of_an_attempt_that_fails_is_no_longer_needed_here(crowded: bool) -
         return member
 
     def body(member: TcpBackend) -> None:
-        board, data = board_of(member), np.full(RIDING // 8, member.rank)
+        vote, data = vote_of(member), np.full(RIDING // 8, member.rank)
         call = lambda: member.allreduce_arrays([data], [data], DType.INT64, ReduceOp.SUM)  # noqa: E731
         if member.rank == 0:
-            board.decline()
+            vote.decline()
             left.wait(20)
         else:
-            assert not board.attempt(7, call, ignore, pytest.fail)
+            assert not vote.attempt(7, call, ignore, pytest.fail)
             unsent = [np.frombuffer(view, np.uint8) for link in member._tcp._links.values() for view in link._unsent]
             assert unsent
             assert not any(np.may_share_memory(view, data) for view in unsent)
@@ -135,13 +135,13 @@ def test_an_attempt_that_is_over_keeps_no_memory_of_the_caller(all_agree: bool, 
     """The calls of the caller refer to it, too."""
 
     def body(member: TcpBackend) -> None:
-        board, data = board_of(member), np.full(8, member.rank, np.uint8)
+        vote, data = vote_of(member), np.full(8, member.rank, np.uint8)
         kept = weakref.ref(data)
         if member.rank == 2 and not all_agree:
-            board.decline()
+            vote.decline()
         else:
             call = lambda data=data: member.broadcast_bytes(data, data, 0)  # noqa: E731
-            assert board.attempt(7, call, ignore, lambda data=data: None) == all_agree
+            assert vote.attempt(7, call, ignore, lambda data=data: None) == all_agree
             assert (data == (0 if all_agree else member.rank)).all()
             del call
         del data
@@ -156,18 +156,18 @@ def test_a_vote_that_did_not_fit_comes_when_somebody_waits_for_it() -> None:
     """The root of a long broadcast declines before the others have read it."""
 
     def body(member: TcpBackend) -> None:
-        board, data = board_of(member), np.full(length, member.rank, np.uint8)
+        vote, data = vote_of(member), np.full(length, member.rank, np.uint8)
         if member.rank == 0:
             fill(member)
-            board.decline()
+            vote.decline()
             assert all(link.is_sending for link in member._tcp._links.values())
             declined.set()
             assert late.wait(20)
-            board.hurry()
+            vote.hurry()
             return
         assert declined.wait(20)
         member._tcp.exchange([], [(0, data[: sent[0]])])
-        assert not board.attempt(7, nothing, lambda absent: late.set(), pytest.fail)
+        assert not vote.attempt(7, nothing, lambda absent: late.set(), pytest.fail)
 
     def fill(member: TcpBackend) -> None:
         (link,) = member._tcp._links.values()
@@ -188,7 +188,7 @@ def test_members_that_vote_for_the_same_number_with_different_data_are_told(size
     def body(member: TcpBackend) -> None:
         data = np.zeros(1 + (member.rank == odd))
         with pytest.raises((EngineError, PeerLostError)) as caught:
-            board_of(member).attempt(
+            vote_of(member).attempt(
                 7, lambda: member.allreduce_arrays([data], [data], DType.FLOAT64, ReduceOp.SUM), ignore, nothing
             )
         errors.append(caught.type)

@@ -159,7 +159,7 @@ def test_negotiation_begins_with_the_first_rank_that_is_heard_of(traced):
     assert next(record for record in records if record["ph"] == "s")["ts"] == 3e6
 
 
-def test_in_unison_nothing_is_heard_and_phases_begin_before_the_batch(traced):
+def test_in_the_bypass_nothing_is_heard_and_phases_begin_before_the_batch(traced):
     events = [submitted("x", 1.0), Decided(0, ("x",), 0, 3.0), started(0, "x", 3.0, backend="shm")]
     records = traced([*events, part(0, "copy in", 2.0, 2.5), Finished(0, ("x",), 0, 4.0)])
     assert trace.story(records, "x", phases="B")[-1] == "B SHM_ALLREDUCE"

@@ -84,7 +84,7 @@ def test_a_job_as_rank_0_sees_it(path):
     assert [entry["args"]["bytes"] for entry in records if entry["ph"] == "C"][-1] == 0
 
 
-def test_a_job_in_unison(path, monkeypatch):
+def test_a_job_in_the_bypass(path, monkeypatch):
     monkeypatch.setattr("collectives.engine.bypass.LATE_SECONDS", 1000.0)
 
     def body(engine):

@@ -20,9 +20,9 @@ from collectives.backends.tcp import TcpBackend
 from collectives.store.memory import MemoryStore, PrefixStore
 from tests.collectives.backends.members import group_of, in_threads
 from tests.collectives.backends.offers import meet
-from tests.collectives.backends.tcp.boards import NAMES, Operations, board_of, ignore, nothing
 from tests.collectives.backends.tcp.groups import connect
 from tests.collectives.backends.tcp.test_random_rounds import ROUNDS, Rounds, plan_of
+from tests.collectives.backends.tcp.votes import NAMES, Operations, ignore, nothing, vote_of
 from tests.collectives.backends.test_hierarchical import HOSTS, Hosts
 
 PATIENCE = 20.0
@@ -33,42 +33,42 @@ SHAPES = pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
 def test_they_agree_before_the_stages_begin(hosts: str) -> None:
     def body(rank: int) -> None:
         member = group.member(rank)
-        operations, board = Operations(member, 1000), board_of(member)
+        operations, vote = Operations(member, 1000), vote_of(member)
         for value, name in enumerate(NAMES, 1):
             expected = operations.expect(name)
             calls: list[str] = []
-            assert not board.attempt(value + (rank == 1), pytest.fail, ignore, pytest.fail)
-            board.hurry()
+            assert not vote.attempt(value + (rank == 1), pytest.fail, ignore, pytest.fail)
+            vote.hurry()
             agreed: Callable[[], None] = lambda: calls.append("agreed")  # noqa: E731, B023
-            assert board.attempt(value, lambda: operations.call(name), ignore, agreed)  # noqa: B023
+            assert vote.attempt(value, lambda: operations.call(name), ignore, agreed)  # noqa: B023
             assert (calls, operations.result.tolist()) == (["agreed"], expected.tolist())
-        board.decline()
+        vote.decline()
 
     group = Hosts(hosts)
     in_threads(group.size, body)
 
 
 @pytest.mark.parametrize("odd", range(5))
-@pytest.mark.parametrize("vote", [0, 8])
-def test_one_that_differs_lets_all_leave_the_round(odd: int, vote: int) -> None:
+@pytest.mark.parametrize("other", [0, 8])
+def test_one_that_differs_lets_all_leave_the_round(odd: int, other: int) -> None:
     """Each is the first or another member of its host, or alone there."""
 
     def body(rank: int) -> None:
-        board = board_of(group.member(rank))
+        vote = vote_of(group.member(rank))
         for value in (7, 9):
-            if rank == odd and not vote:
-                board.decline()
+            if rank == odd and not other:
+                vote.decline()
             else:
-                assert not board.attempt(vote if rank == odd else value, pytest.fail, ignore, pytest.fail)
-            assert board.attempt(value, nothing, ignore, nothing)
+                assert not vote.attempt(other if rank == odd else value, pytest.fail, ignore, pytest.fail)
+            assert vote.attempt(value, nothing, ignore, nothing)
 
     group = Hosts("aabbc")
     in_threads(5, body)
 
 
-def leave_after_the_first_step(board: HostsVote) -> None:
+def leave_after_the_first_step(vote: HostsVote) -> None:
     """As a leader that is stopped before it votes for its host."""
-    assert board._inside.attempt(7, nothing, ignore, nothing)
+    assert vote._inside.attempt(7, nothing, ignore, nothing)
 
 
 def come_to_know(hosts: str, late: int, told: dict[int, tuple[int, ...]], is_stopped: bool = False) -> None:
@@ -83,20 +83,20 @@ def come_to_know(hosts: str, late: int, told: dict[int, tuple[int, ...]], is_sto
             if latest == told:
                 seen.set()
 
-        board = board_of(group.member(rank))
-        assert isinstance(board, HostsVote)
+        vote = vote_of(group.member(rank))
+        assert isinstance(vote, HostsVote)
         if rank != late:
-            assert board.attempt(7, nothing, waiting, nothing)
+            assert vote.attempt(7, nothing, waiting, nothing)
             return
         if is_stopped:
-            leave_after_the_first_step(board)
+            leave_after_the_first_step(vote)
         assert seen.wait(PATIENCE), latest
         if not is_stopped:
-            assert board.attempt(7, nothing, ignore, nothing)
+            assert vote.attempt(7, nothing, ignore, nothing)
         else:
-            assert board._across is not None
-            assert board._across.attempt(7, nothing, ignore, nothing)
-            assert board._inside.attempt(7, nothing, ignore, nothing)
+            assert vote._across is not None
+            assert vote._across.attempt(7, nothing, ignore, nothing)
+            assert vote._inside.attempt(7, nothing, ignore, nothing)
 
     group, seen = Hosts(hosts), threading.Event()
     latest: dict[int, tuple[int, ...]] = {}
@@ -155,7 +155,7 @@ def test_operations_run_on_all_members_or_on_none(hosts: str, parts: str) -> Non
             rounds.take_part(number, plan._replace(afterwards=False))
             if not plan.runs:
                 all_left.wait(PATIENCE)  # nobody enters the next round before
-        assert board_of(member).attempt(7, nothing, ignore, nothing)
+        assert vote_of(member).attempt(7, nothing, ignore, nothing)
         all_left.wait(PATIENCE)
 
     random, all_left = np.random.default_rng(len(hosts)), threading.Barrier(len(hosts))
@@ -173,7 +173,7 @@ def test_large_hosts_and_many_hosts_have_no_board(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(backend, "MOST_VOTERS", most)
     for hosts in ("aaab", "abcc"):
         group = Hosts(hosts)
-        offered = {group.member(rank).board() is not None for rank in range(4)}
+        offered = {group.member(rank).vote() is not None for rank in range(4)}
         assert offered == {most == 3}
 
 
@@ -186,7 +186,7 @@ def test_there_is_no_board_where_none_joins_the_hosts() -> None:
 
     member = Hosts(HOSTS["2+2"]).member(0)
     member._flat = Silent()
-    assert member.board() is None
+    assert member.vote() is None
 
 
 def test_the_waits_of_stages_are_late_only_if_nobody_has_agreed_ahead() -> None:
@@ -197,7 +197,7 @@ def test_the_waits_of_stages_are_late_only_if_nobody_has_agreed_ahead() -> None:
         for part, waits in ((member._local, (1.0, 2.0)), (member._cross, (4.0, 8.0)), (member._flat, (16.0, 32.0))):
             vars(part)["waited"] = lambda waits=waits: waits
         assert member.waited() == (21.0, 42.0)
-        assert board_of(member).attempt(7, lambda: seen.append(member.waited()), ignore, nothing)
+        assert vote_of(member).attempt(7, lambda: seen.append(member.waited()), ignore, nothing)
         assert seen == [(16.0 + 3.0 + 12.0, 47.0)], "also the waits of the stages before all had agreed"
         assert member.waited() == (21.0, 42.0)
 

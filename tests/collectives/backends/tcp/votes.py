@@ -1,4 +1,4 @@
-"""The boards of TCP groups in tests, and an operation of each kind to attempt."""
+"""The votes of TCP groups in tests, and an operation of each kind to attempt."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LENGTHS = pytest.mark.parametrize("length", [0, 5, RIDING // 8, RIDING // 8 + 1,
 NAMES = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")
 
 
-def board_of(member: HostBackend) -> Vote:
+def vote_of(member: HostBackend) -> Vote:
     assert isinstance(member, OffersVote)
-    board = member.board()
-    assert board is not None
-    return board
+    vote = member.vote()
+    assert vote is not None
+    return vote
 
 
 def nothing() -> None:
