@@ -134,7 +134,7 @@ def test_arrows_only_point_downwards():
 
 
 FOLDERS = {
-    "collectives": ["controller", "stalls", "net", "store", "handshake", "kernels", "backends", "engine", "observe"],
+    "collectives": ["controller", "net", "stalls", "store", "handshake", "kernels", "backends", "engine", "observe"],
     "executors": ["membership", "job", "driver", "launchers", "agents"],
     "hvd_cluster": ["core", "ops", "comparison", "gradients", "elastic", "graphs", "torch"],
 }

@@ -6,14 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collectives.api import Operation, Parameters
-from collectives.backends.base import Backend
-from collectives.controller.messages import WaitReport
-from collectives.controller.worker import Batch
-from collectives.engine.work import Work
 from collectives.stalls.stragglers import Totals, WaitWindows
+
+if TYPE_CHECKING:  # the driver reads counts, and needs no backend
+    from collectives.backends.base import Backend
+    from collectives.controller.messages import WaitReport
+    from collectives.controller.worker import Batch
+    from collectives.engine.work import Work
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 
-from collectives.cores import pin
+from collectives.backends.placement import pin
 from collectives.engine.loop import EngineLoop
 from collectives.engine.threads import CommandQueue, DrivingThread, Waiters
 from collectives.engine.work import Watch, Work

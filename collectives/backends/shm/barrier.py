@@ -23,8 +23,8 @@ import numpy.typing as npt
 from collectives.api import CollectiveTimeoutError, DType
 from collectives.backends.base import Group, OnWait, ignore_waits
 from collectives.backends.phases import phase
-from collectives.cores import Placement
-from collectives.cores import current_core as _core
+from collectives.backends.placement import Placement
+from collectives.backends.placement import current_core as _core
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "ppc64le": 221, "s390x": 238, "riscv64": 98}
 _NUMBER = _NUMBERS.get(platform.machine(), 202)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from collectives.api import override
 from collectives.backends.base import Group
+from collectives.backends.placement import Placement, current_core
 from collectives.backends.tcp.ballot import (
     RIDING,
     Ballot,
@@ -25,7 +26,6 @@ from collectives.backends.tcp.ballot import (
 )
 from collectives.backends.tcp.link import Script, TcpLink
 from collectives.backends.tcp.pump import Pump
-from collectives.cores import Placement, current_core
 
 HEAD = struct.Struct("<IIi")
 

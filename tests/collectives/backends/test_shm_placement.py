@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
+from collectives.backends.placement import FRESH_SECONDS, MOVE_SECONDS, Placement, better_core
 from collectives.backends.shm import barrier
 from collectives.backends.shm.barrier import ShmBarrier, barrier_bytes
-from collectives.cores import FRESH_SECONDS, MOVE_SECONDS, Placement, better_core
 from tests.collectives.backends.members import group_of, in_threads
 
 

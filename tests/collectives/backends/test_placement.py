@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 
-from collectives.cores import pin
+from collectives.backends.placement import pin
 
 
 def in_a_thread(function):
