@@ -1,4 +1,4 @@
-"""The files of ours that a call passes, and their functions, in the order in which they are reached."""
+"""The files of ours that a call passes, each with the names of the functions there."""
 
 import sys
 from pathlib import Path
@@ -24,10 +24,7 @@ class Trace:
     def _note(self, frame, event, _):
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PREFIXES):
-            file = code.co_filename[len(str(ROOT)) + 1 :]
-            self.functions.setdefault(file, set()).add(
-                code.co_qualname if sys.version_info >= (3, 11) else code.co_name
-            )
+            self.functions.setdefault(code.co_filename[len(str(ROOT)) + 1 :], set()).add(code.co_name)
 
 
 def common(traces):
