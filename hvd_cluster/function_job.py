@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from executors.agents.hosts.arguments import PlaceArguments, Places
-from executors.agents.hosts.job import HOST, HostsOptions
-from executors.agents.hosts.run import resolve_start_timeout, run_function
+from executors.agents.hosts.job import HOST, HostsOptions, resolve_start_timeout, run_function
 from executors.agents.local.supervisor import resolve_grace
 from executors.agents.mpi.function import MpiOptions, run_function_by_mpi
 from executors.agents.mpi.launch import WITHOUT_PAGE
 from executors.agents.mpi.mpirun import MpiJob
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 from executors.job.arguments import check_integer, check_variables, interface_names, renamed
 from executors.job.call import Call, pickle_call
 from executors.job.discovery import parse_host_list

@@ -257,11 +257,41 @@ def test_nothing_prints():
 
 def test_importing_brings_in_no_framework_no_cluster_and_no_server():
     script = (
-        "import json, sys, hvd_cluster.core.basics, collectives.engine.start, executors.agents.hosts.run;"
+        "import json, sys, hvd_cluster.core.basics, collectives.engine.start, executors.agents.hosts.job;"
         "json.dump(sorted(sys.modules), sys.stdout)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)
     assert not set(json.loads(done.stdout)) & (FRAMEWORKS | CLUSTERS | BACKEND_LIBRARIES | {"aiohttp"})
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [("hvd_cluster", {"numpy", "ctypes"}), ("executors.agents.local.task", {"numpy", "asyncio", "importlib.metadata"})],
+)
+def test_what_starts_often_imports_little(module, heavy):
+    script = f"import json, sys, {module}; json.dump(sorted(sys.modules), sys.stdout)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    assert not set(json.loads(done.stdout)) & heavy
+
+
+def test_folders_and_modules_have_a_size_that_a_reader_can_hold():
+    folders, small = {}, []
+    for path in [path for path in _sources() if path.name != "__init__.py"]:
+        folders.setdefault(path.parent, []).append(path)
+        small += [path] if path.read_text().count("\n") < 60 else []
+    assert not [folder for folder, modules in folders.items() if len(modules) > 18]
+    assert len(small) <= 40, small
+    assert (ROOT / "docs" / "architecture.md").read_text().count("\n") <= 350
+
+
+def test_a_class_has_one_meaning():
+    """Compressors and states have the same name in each binding, because users write them."""
+    homes = {}
+    for path in _sources():
+        for node in _parse(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path)
+    assert len({name for name, paths in homes.items() if len(paths) > 1}) <= 5, homes
 
 
 SURFACE = {

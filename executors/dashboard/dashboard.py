@@ -16,8 +16,7 @@ from collectives.observe.live.snapshot import LAST_RECORDING, PREFIX, Recording,
 from collectives.store.memory import Observer
 from executors.agents.local.output import Lines, Sink, Sinks, TeeSink, say
 from executors.api import ExecutorError, worker_id
-from executors.dashboard.address import Address
-from executors.dashboard.picture import Picture
+from executors.dashboard.picture import Address, Picture
 from executors.dashboard.server import DashboardServer
 from executors.driver.worlds import CHANGES, WORLDS, Published
 

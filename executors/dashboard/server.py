@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from collectives.api import override
 from collectives.net.acceptor import Acceptor
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 from executors.job.server import ServerThread, Started
 
 if TYPE_CHECKING:

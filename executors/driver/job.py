@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 from collectives.api import override
-from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
+from executors.dashboard.picture import Address
 from executors.driver.driver import Agents, Driver
 from executors.driver.outcome import Outcome
 from executors.job.environment import interface_variables

@@ -11,9 +11,9 @@ from typing import Protocol
 from collectives.api import SettingsError
 from executors.launchers.known_ports import RendezvousOffer, find, serve
 from executors.launchers.mpi import ADVICE, Mpi
+from executors.launchers.place import Found, Led
 from executors.launchers.pmi import Pmi
 from executors.launchers.pmix import Pmix
-from executors.launchers.rendezvous import Found, Led
 
 
 class LauncherChannel(Protocol):

@@ -24,8 +24,7 @@ from executors.driver.worlds import slots_of
 from executors.job import host
 from executors.job.environment import Course
 from executors.job.job import environment_of
-from executors.launchers.place import Place, text
-from executors.launchers.rendezvous import Farewell, Found, nothing
+from executors.launchers.place import Farewell, Found, Place, nothing, text
 
 logger = logging.getLogger(__name__)
 

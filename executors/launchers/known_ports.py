@@ -26,7 +26,7 @@ from collectives.store.client import RendezvousClient
 from collectives.store.server import RendezvousServer, everywhere
 from executors.api import JobSecret
 from executors.job import host
-from executors.launchers.rendezvous import Found, Led
+from executors.launchers.place import Found, Led
 
 logger = logging.getLogger(__name__)
 

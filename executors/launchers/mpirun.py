@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from executors.launchers.broadcast import ByBroadcast, ByMpi
 from executors.launchers.known_ports import KnownPorts, Trust, ports_of
-from executors.launchers.place import Place, number, text
-from executors.launchers.rendezvous import Rendezvous
+from executors.launchers.place import Place, Rendezvous, number, text
 
 AZURE = ("AZ_BATCHAI_JOB_MASTER_NODE_IP", "AZ_BATCHAI_MPI_MASTER_NODE", "AZ_BATCH_MASTER_NODE")
 """Azure ML's MPI launcher names the host of rank 0 here; the last one has a port, too."""

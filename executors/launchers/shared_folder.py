@@ -13,7 +13,7 @@ from pathlib import Path
 from collectives.api import CollectiveTimeoutError, SettingsError
 from collectives.net.attempts import attempts
 from executors.launchers.known_ports import RendezvousOffer, find, serve
-from executors.launchers.rendezvous import Found, Led
+from executors.launchers.place import Found, Led
 
 FOLDER = "HOROVOD_RENDEZVOUS_FOLDER"
 

@@ -15,13 +15,12 @@ from typing import NoReturn
 from collectives.logs import LEVELS
 from collectives.net import descriptors
 from executors.agents.hosts.arguments import PlaceArguments, Places
-from executors.agents.hosts.job import HostsOptions
-from executors.agents.hosts.run import resolve_start_timeout, run_command
+from executors.agents.hosts.job import HostsOptions, resolve_start_timeout, run_command
 from executors.agents.local.output import release_consoles, say
 from executors.agents.local.supervisor import resolve_grace
 from executors.agents.mpi.launch import WITHOUT_PAGE
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 from executors.failures import with_last_lines
 from executors.job.discovery import DiscoveryError
 from executors.job.elastic_arguments import WRITTEN as ELASTIC

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from collectives.api import LONGEST_SECONDS
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 from executors.job.arguments import SECONDS, parse_seconds
 from executors.job.discovery import parse_host_list
 

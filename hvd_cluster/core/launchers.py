@@ -16,8 +16,7 @@ from executors.job.arguments import parse_seconds
 from executors.job.environment import thread_remark, threads_of
 from executors.launchers.joining import Joined, erase_mark, join, leave_mark, refuse_child
 from executors.launchers.mpirun import place_among
-from executors.launchers.place import Place
-from executors.launchers.rendezvous import Farewell
+from executors.launchers.place import Farewell, Place
 from executors.launchers.table import is_ours, place_of
 from hvd_cluster.core.process_sets import MPIRUN, members_of
 

@@ -13,7 +13,7 @@ from executors.agents.ray.placement.request import RayRequest
 from executors.agents.ray.settings import ElasticRequest, MiniSettings, check_extra, check_runtime_env, save_ssh_key
 from executors.agents.ray.train.datasets import Sharded
 from executors.api import ExecutorError
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 from executors.job.arguments import interface_names
 from executors.job.call import Call
 from executors.job.discovery import HostDiscovery

@@ -14,7 +14,7 @@ from executors.agents.spark.elastic import run_elastic_on_spark
 from executors.agents.spark.job import run_on_spark
 from executors.agents.spark.plan import Feeder, SparkOptions
 from executors.agents.spark.session import Session, divided, repeatable
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 from executors.job.arguments import check_integer, check_variables, interface_names, refuse_mpi, resolve_seconds
 from executors.job.call import Call
 from executors.job.elastic_arguments import ElasticArguments, resolve_limits

@@ -13,6 +13,7 @@ from hvd_cluster.torch.operations.allgather import (
     allgather_async,
     grouped_allgather,
     grouped_allgather_async,
+    sparse_allreduce_async,
 )
 from hvd_cluster.torch.operations.allreduce import (
     HorovodAllreduce,
@@ -43,7 +44,6 @@ from hvd_cluster.torch.operations.reducescatter import (
     reducescatter,
     reducescatter_async,
 )
-from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
 
 __all__ = [
     "Compression",

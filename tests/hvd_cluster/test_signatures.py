@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from executors.agents.hosts.run import resolve_start_timeout
+from executors.agents.hosts.job import resolve_start_timeout
 from executors.job.elastic_arguments import ElasticArguments, resolve_limits
 from hvd_cluster.cli.command_line import _parser
 from hvd_cluster.cli.flags import all_flags

@@ -7,8 +7,8 @@ import pytest
 from collectives.observe.live.snapshot import Slow, Snapshot, Stall, snapshot_key
 from executors.agents.local.output import Output
 from executors.dashboard import server as pictures_module
-from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
+from executors.dashboard.picture import Address
 from executors.job.job import Job
 from hvd_cluster.top import main
 

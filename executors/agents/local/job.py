@@ -12,7 +12,7 @@ from collectives.api import override
 from executors.agents.local.output import Output, Tails
 from executors.agents.local.supervisor import TEARDOWN_SECONDS, Ended, Event, MessageReceived, WorkerStarted, ended
 from executors.api import worker_id
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 from executors.driver.job import LiveJob
 from executors.driver.outcome import Outcome
 from executors.failures import Failure, FailureKind

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from executors.agents.local.output import Sinks
 from executors.agents.local.processes import check_command
-from executors.agents.local.python import call_file, launch_call, search_path
 from executors.agents.local.supervisor import Supervisor
+from executors.agents.local.task import call_file, launch_call, search_path
 
 NOT_STARTED = "could not be started: {}"
 """How a worker failed whose start raised an OSError."""

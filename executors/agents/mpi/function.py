@@ -13,7 +13,6 @@ from collectives.net.interfaces import LOOPBACK
 from executors.agents.hosts.agent_server import AgentConnection, AgentServer
 from executors.agents.hosts.messages import Begin, FromAgent
 from executors.agents.local.output import Tails, say
-from executors.agents.local.python import search_path
 from executors.agents.local.supervisor import (
     GRACE_SECONDS,
     TEARDOWN_SECONDS,
@@ -22,6 +21,7 @@ from executors.agents.local.supervisor import (
     Supervisor,
     WorkerStarted,
 )
+from executors.agents.local.task import search_path
 from executors.agents.local.work import CallWork
 from executors.agents.mpi.launch import MpiConsole, environment_of, launch, mpirun_of
 from executors.agents.mpi.mpirun import MpiJob

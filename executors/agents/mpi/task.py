@@ -17,8 +17,8 @@ import cloudpickle
 
 from executors.agents.hosts.agent import CONNECT_SECONDS, AgentLink
 from executors.agents.hosts.messages import Begin
-from executors.agents.local.python import forget_folder
 from executors.agents.local.supervisor import MessageReceived, WorkerStarted
+from executors.agents.local.task import forget_folder
 from executors.agents.local.work import CallWork
 from executors.driver.outcome import Outcome, observe
 from executors.job.job import secret_of

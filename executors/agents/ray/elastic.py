@@ -19,7 +19,7 @@ from executors.agents.ray.placement.request import RayRequest
 from executors.agents.ray.placement.room import ClusterRoom, GroupRoom, Room, room_of
 from executors.agents.ray.placement.withdrawal import Withdrawal
 from executors.api import ExecutorError, PlacementError, WorkerError
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 from executors.driver.job import LiveJob
 from executors.driver.outcome import Outcome
 from executors.failures import Failure

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray.runtime_env import RuntimeEnv
 
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 from executors.job.arguments import check_integer, check_seconds, check_variables, interface_names
 from executors.job.discovery import HostDiscovery
 from executors.job.elastic_arguments import ElasticArguments, ResetLimit, resolve_limits

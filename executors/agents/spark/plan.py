@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from collectives.api import Store
 from executors.agents.local.supervisor import GRACE_SECONDS
 from executors.api import JobSecret
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 
 if TYPE_CHECKING:
     import pyarrow

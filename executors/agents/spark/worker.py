@@ -13,8 +13,8 @@ from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLo
 from collectives.handshake.entries import EndNotes
 from executors.agents.local.output import ConsoleSink, Sink
 from executors.agents.local.processes import check_command
-from executors.agents.local.python import call_file, launch_call, search_path
 from executors.agents.local.supervisor import TEARDOWN_SECONDS, Ended, Event, MessageReceived, Supervisor, died
+from executors.agents.local.task import call_file, launch_call, search_path
 from executors.agents.spark.plan import Feed, Plan
 from executors.agents.spark.rendezvous import TaskMember
 from executors.api import StartTimeoutError

@@ -18,8 +18,15 @@ from hvd_cluster.ops.backward import name_of_backward, scatter_factor
 from hvd_cluster.ops.submission import Handle, HandleGroup, run, start
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import allgather, grouped_allgather
-from hvd_cluster.torch.operations.autograd import apply, backward_of_group, collective, is_recorded
-from hvd_cluster.torch.operations.operands import listed, start_group, synchronize
+from hvd_cluster.torch.operations.operands import (
+    apply,
+    backward_of_group,
+    collective,
+    is_recorded,
+    listed,
+    start_group,
+    synchronize,
+)
 from hvd_cluster.torch.tensors import of_other_shape, require_tensor
 
 

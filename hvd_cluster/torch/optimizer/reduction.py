@@ -26,8 +26,8 @@ from hvd_cluster.gradients.layout import Rows, as_rows, common_sparse, differenc
 from hvd_cluster.ops.arrays import gathered
 from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.ops.submission import Handle, HandleGroup, start, start_group
+from hvd_cluster.torch.operations.allgather import sparse_allreduce_async
 from hvd_cluster.torch.operations.operands import synchronize
-from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
 from hvd_cluster.torch.optimizer.transfers import (
     Bucket,
     Gradients,

@@ -15,7 +15,7 @@ from collectives.net import strangers
 from collectives.net.acceptor import Acceptor
 from executors.agents.local.output import Output
 from executors.api import JobSecret
-from executors.dashboard.address import Address
+from executors.dashboard.picture import Address
 from executors.dashboard.server import DashboardServer
 from executors.job import server
 from executors.job.server import Reception, ServerThread

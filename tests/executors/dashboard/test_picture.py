@@ -9,8 +9,7 @@ from collectives.engine.counters import SetCounts
 from collectives.observe.live.snapshot import Recording, Slow, Snapshot, Stall
 from collectives.observe.metrics.values import Metrics
 from collectives.stalls.stragglers import Cause, Straggler
-from executors.dashboard.address import Address
-from executors.dashboard.picture import KEPT_LINES, Picture
+from executors.dashboard.picture import KEPT_LINES, Address, Picture
 from executors.driver.worlds import Published
 
 

@@ -19,8 +19,8 @@ from executors.agents.local.output import Output
 from executors.dashboard import server as connection_module
 from executors.dashboard import server as pictures_module
 from executors.dashboard import server as server_module
-from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
+from executors.dashboard.picture import Address
 from executors.dashboard.server import DashboardServer
 from executors.driver.worlds import Published, change_key, world_key
 from executors.job.job import Job

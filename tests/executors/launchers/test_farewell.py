@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from executors.launchers import rendezvous
-from executors.launchers.rendezvous import Farewell
+from executors.launchers import place
+from executors.launchers.place import Farewell
 
 SECONDS = 60.0
 
@@ -20,7 +20,7 @@ def held():
 
 
 def test_it_ends_by_itself(monkeypatch):
-    monkeypatch.setattr(rendezvous, "SECONDS", 0.01)
+    monkeypatch.setattr(place, "SECONDS", 0.01)
     closed = threading.Event()
     Farewell().hold(closed.set, closed.set)
     assert closed.wait(SECONDS)

@@ -17,8 +17,7 @@ from executors.job import host
 from executors.launchers import joining, known_ports
 from executors.launchers.joining import join
 from executors.launchers.known_ports import KnownPorts, Trust, ports_of
-from executors.launchers.place import Place
-from executors.launchers.rendezvous import Farewell
+from executors.launchers.place import Farewell, Place
 
 SECONDS = 60.0
 

@@ -8,8 +8,7 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, SettingsError
 from executors.launchers.joining import join
-from executors.launchers.place import Place
-from executors.launchers.rendezvous import Farewell
+from executors.launchers.place import Farewell, Place
 from executors.launchers.shared_folder import FOLDER, SharedFolder
 from executors.launchers.table import place_of
 

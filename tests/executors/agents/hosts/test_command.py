@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from executors.agents.hosts import run as local
-from executors.agents.hosts.job import HostsOptions
-from executors.agents.hosts.run import resolve_start_timeout
+from executors.agents.hosts import job as local
+from executors.agents.hosts.job import HostsOptions, resolve_start_timeout
 from executors.agents.local.output import Output, release_consoles
 from executors.agents.local.supervisor import Ended, Supervisor, WorkerStarted
 from executors.api import CommandNotFoundError, StartTimeoutError, WorkerError

@@ -9,8 +9,7 @@ import time
 import pytest
 
 from collectives.api import PeerLostError
-from executors.agents.hosts.job import HostsOptions
-from executors.agents.hosts.run import run_function
+from executors.agents.hosts.job import HostsOptions, run_function
 from executors.api import CommandNotFoundError, StartTimeoutError, WorkerError
 from executors.failures import Patience
 from executors.job.call import Call, pickle_call
