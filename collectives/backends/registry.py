@@ -1,4 +1,4 @@
-"""The binding of Gloo: torch's where torch is installed, pygloo's elsewhere."""
+"""The table that gives the backend for a process set, and how the members of the set connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The groups that a rank has in flight, and how much of each the coordinator has heard of."""
+"""One rank's side of the negotiation."""
 
 from __future__ import annotations
 

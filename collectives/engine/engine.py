@@ -1,4 +1,4 @@
-"""Calls for a whole process set, and changes of the process sets."""
+"""The engine of one rank, as its users see it: submit, poll, synchronize, change process sets, end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of the frames between a relay and rank 0: a message, and the ranks that receive it or sent it.
+"""The relay between rank 0 and the ranks of another host. It runs in the process of the lowest one, the leader.
 
 The relay has its own thread, so that no message waits while the leader's engine is inside a backend.
 

@@ -1,4 +1,4 @@
-"""Waiting for MPI: nothing but its own calls move messages on, so a wait is a loop of them."""
+"""Communicators of MPI: the ranks of one, and how to make one without a wait that nothing can end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mpirun that has started this process, as its variables tell, beside the MPI that mpi4py has loaded.
+"""mpi4py: how MPI starts in this process, and how it ends.
 
 MPI_Finalize waits for all ranks of the MPI job, and nothing can end that wait. So this module keeps it away from
 mpi4py, and calls it at the end of the process only if nothing stands against it. Where the script has started MPI, the

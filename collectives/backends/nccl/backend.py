@@ -1,4 +1,4 @@
-"""Reductions and gathers of parts with different lengths: pieces with room of equal length for each member. Pure.
+"""Collectives between GPUs with NCCL.
 
 NCCL's reducescatter and allgather take as many elements from each member. So the parts of all members travel side by
 side, a piece of each at a time, and shorter parts leave room that nobody reads.

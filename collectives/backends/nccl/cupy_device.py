@@ -1,4 +1,4 @@
-"""CUDA graphs that another thread captures: a question about an event, or an allocation, would end the capture.
+"""A GPU by cupy: memory, a stream, events, and the kernels of :mod:`collectives.backends.nccl.sources`.
 
 CUDA forbids that to all threads while one captures in the mode "global", which is torch's. The thread that looks for
 failures asks about events at any time, so it asks in the mode "relaxed", as torch's own threads do.

@@ -1,4 +1,4 @@
-"""An operation that was launched on a stream."""
+"""A backend over time: it connects, works, fails, closes. The watcher looks at it from a thread of its own."""
 
 from __future__ import annotations
 

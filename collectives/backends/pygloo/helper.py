@@ -1,4 +1,4 @@
-"""The memory that a rank shares with its helper process.
+"""The program of a helper process: it owns a context of Gloo and runs the commands of its rank, one at a time.
 
 The rank starts it with :data:`PROGRAM` and talks to it in msgpack. The first command is ``open``. Then the helper sends
 ``["entry", bytes]``, gets ``["entries", [bytes, ...]]`` and sends ``["done"]``. To every later command it answers

@@ -1,4 +1,4 @@
-"""Whether pygloo is there."""
+"""How the members of a group of pygloo connect: each offers the entry of its helper process for Gloo's store."""
 
 from __future__ import annotations
 

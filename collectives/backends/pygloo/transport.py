@@ -1,4 +1,4 @@
-"""Pure: the order of messages for a library whose send and receive block until the other side is there.
+"""pygloo as a transport: the commands that a rank gives to its helper process.
 
 All data go through the memory of both processes, in pieces of at most PIECE bytes. The ring of Gloo does the reductions
 that it computes exactly, as with torch's binding.

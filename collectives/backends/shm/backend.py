@@ -1,4 +1,4 @@
-"""How the ranks of a host decide by themselves whether to run an operation: at the barrier that they cross anyway.
+"""Collectives through shared memory, for ranks of one host.
 
 An operation runs in rounds, each on the next buffer of every rank: copy a piece into its own buffer, cross the barrier,
 read the buffers of the others. Buffers are small so that they stay in the cache: the only traffic to main memory is

@@ -1,4 +1,4 @@
-"""The listening side of a member that connects: it admits the members that prove that they know the secret."""
+"""How the members of a TCP group connect: each listens on a port of its own, and calls the members before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sleep until a link can send or receive, or until another thread says that this member must look up."""
+"""Moves the data of all links of a member, and waits for the other members."""
 
 from __future__ import annotations
 

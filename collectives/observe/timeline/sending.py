@@ -1,4 +1,4 @@
-"""How far the monotonic clock of another process is ahead of the own one. Pure."""
+"""The sink of a rank other than 0: sends its records to rank 0, with times of the clock of rank 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the threads of a timeline leave the cores to the training."""
+"""A timeline: hears the events of an engine, and lets a thread of its own make records of them."""
 
 from __future__ import annotations
 
