@@ -68,7 +68,7 @@ class Assembly:
     ) -> None:
         timeouts, rank, everywhere = settings.timeouts, topology.rank, backends[GLOBAL]
         parameters = _parameters(topology, settings)
-        # What the threads share.
+        # Parts that the threads share.
         self.queue, self.callers = CommandQueue(channel), Callers()
         self.waiters, driving, dispatch = Waiters(), DrivingThread(), Dispatch()
         # Why ranks wait, and the link to the coordinator.
@@ -78,7 +78,7 @@ class Assembly:
         )
         stalls = _stall_reporter(topology, settings, statuses, channel, events)
         self.link = _link(topology, settings, process_sets, channel, parameters, statuses, self.stragglers, events)
-        # What runs, and how it is decided.
+        # Parts that decide the next tensors, and run them.
         self.counters = Counters(WaitWindows(topology.size), self.link.report_waits)
         self.works, self.worker = WorkTable(rank, self.queue), Worker(parameters)
         self.runner = Runner(
@@ -108,7 +108,7 @@ class Assembly:
             watch,
         )
         probe = StatusProbe(rank, self.works, self.callers.ever, self.worker, self.link.answer, self.queue.answer)
-        # What moves all this.
+        # Parts that drive these.
         duties = WaitDuties(self.link, dispatch, watch, probe, driving, self.ends)
         self.runner.attend(duties.wait)
         vote_duties = VoteDuties(topology, channel, stalls, self.ends, self.queue, duties)

@@ -108,7 +108,7 @@ class WaitDuties:
 
 
 class VoteDuties:
-    """What this rank does while it waits in a vote: until it is known whether all ranks run the schedule, nothing else.
+    """The duties of this rank while it waits in a vote, until it knows whether all ranks run the schedule.
 
     So each wait sends what is unsent, lets ``stalls`` report the missing ranks, ends a shutdown that takes too long,
     does the ``duties`` inside of an operation, and notices the requests of ``queue``. For the thread that drives.

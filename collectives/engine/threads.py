@@ -1,4 +1,4 @@
-"""What the threads of one engine share: requests to the thread that drives, its wakes, and the callers that wait."""
+"""The shared state of the threads of an engine: requests to the driving thread, its wakes, and callers that wait."""
 
 from __future__ import annotations
 

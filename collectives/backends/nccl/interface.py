@@ -1,4 +1,4 @@
-"""What the backend needs from a GPU and from a binding of NCCL, and how a reduction runs on NCCL."""
+"""The interfaces of a GPU and of a binding of NCCL, and the steps of a reduction on NCCL."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class DTypeConversion:
 
 
 BYTES = DTypeConversion(DType.UINT8, DType.UINT8)
-"""What is moved only."""
+"""For data that is only moved."""
 
 
 @dataclass(frozen=True, slots=True)
