@@ -52,7 +52,7 @@ def test_no_output_is_asked_of_a_run_that_an_interrupt_has_ended(context, monkey
 
 @pytest.mark.parametrize(("name", "expected"), [("", [None] * 3), ("x", ["x", "x~2", "x~1f~2"])])
 def test_an_operation_without_a_name_has_none_in_any_lane(context, monkeypatch, name, expected):
-    monkeypatch.setattr(collective.operands, "submit", lambda operation, source, destination, name, *_, **__: name)
+    monkeypatch.setattr(collective.submission, "submit", lambda operation, source, destination, name, *_, **__: name)
     context.same = lambda index: (None, None)
     texts = {"tensor_name": name, "node_name": name}
     construction = SimpleNamespace(
