@@ -171,7 +171,7 @@ def main() -> None:
 
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here: torch sees none, so there is nothing to measure")
-    from collectives.backends.nccl.joining import load
+    from collectives.backends.nccl.bootstrap import load
 
     parts = [PARTS[arguments.only]] if arguments.only else list(PARTS.values())
     shared = variables(arguments.ranks, torch.cuda.device_count(), load().version)

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LEVELS", "PACKAGES", "Identity", "Named", "about", "configure"]
-
 PACKAGES = ("collectives", "executors", "hvd_cluster")
 LEVELS = {
     "trace": logging.DEBUG,

@@ -296,7 +296,7 @@ def _forget(span: Span) -> None:
     """The receiver of the spans that end when there are no observers any more."""
 
 
-class Joining(ABC):
+class Bootstrap(ABC):
     """One member that is about to connect to the others of ``group``.
 
     ``offer`` is the address for the others: bytes that only this class reads.

@@ -10,11 +10,11 @@ from functools import partial
 from typing import NamedTuple
 
 from collectives.api import Parameters, SettingsError, Topology
-from collectives.backends.base import Backend, Group, Joining
-from collectives.backends.gloo.joining import GlooJoining
+from collectives.backends.base import Backend, Bootstrap, Group
+from collectives.backends.gloo.bootstrap import GlooBootstrap
 from collectives.backends.gloo.library import import_torch
-from collectives.backends.hierarchical.backend import CROSS, FLAT, LOCAL, HierarchicalBackend, HierarchicalJoining
-from collectives.backends.pygloo.joining import PyglooJoining, require_pygloo
+from collectives.backends.hierarchical.backend import CROSS, FLAT, LOCAL, HierarchicalBackend, HierarchicalBootstrap
+from collectives.backends.pygloo.bootstrap import PyglooBootstrap, require_pygloo
 from collectives.cores import Cores
 from collectives.net.interfaces import LOOPBACK
 from collectives.settings import CPU_OPERATIONS, Settings
@@ -35,9 +35,9 @@ def preload_gloo() -> str:
     return "torch"
 
 
-def join_gloo(group: Group, timeout: float, address: str) -> Joining:
-    """The joining of the binding. Raises the errors of GlooJoining and PyglooJoining."""
-    return (GlooJoining if preload_gloo() == "torch" else PyglooJoining)(group, timeout, address)
+def join_gloo(group: Group, timeout: float, address: str) -> Bootstrap:
+    """The bootstrap of the binding. Raises the errors of GlooBootstrap and PyglooBootstrap."""
+    return (GlooBootstrap if preload_gloo() == "torch" else PyglooBootstrap)(group, timeout, address)
 
 
 DEVICES = ("cpu", "cuda")
@@ -62,7 +62,7 @@ def absence(device: str) -> str:
     """Why this host has no backend for the memory of ``device``; empty if it has one."""
     if device == "cpu":
         return ""
-    from collectives.backends.nccl.joining import unavailable
+    from collectives.backends.nccl.bootstrap import unavailable
 
     return unavailable()
 
@@ -123,8 +123,8 @@ def preload(settings: Settings) -> None:
         preload_gloo()
 
 
-def prepare(members: Sequence[int], topology: Topology, settings: Settings, address: str) -> list[Joining]:
-    """This rank's joinings with the ranks ``members``: one for each of DEVICES.
+def prepare(members: Sequence[int], topology: Topology, settings: Settings, address: str) -> list[Bootstrap]:
+    """This rank's bootstraps with the ranks ``members``: one for each of DEVICES.
 
     The others reach this rank at ``address``. Raises SettingsError.
     """
@@ -137,7 +137,7 @@ def prepare(members: Sequence[int], topology: Topology, settings: Settings, addr
         raise
 
 
-def _prepare_gpu(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+def _prepare_gpu(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
     chosen = choose(group.ranks, topology, settings, "cuda")
     if chosen == "hierarchical":
         return _prepare_gpu_hierarchy(group, topology, settings, address)
@@ -147,33 +147,33 @@ def _prepare_gpu(group: Group, topology: Topology, settings: Settings, address: 
     return _through_host(group, topology, of_inner, address)
 
 
-def _through_host(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
-    from collectives.backends.nccl.through_host import ThroughHostJoining
+def _through_host(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
+    from collectives.backends.nccl.through_host import ThroughHostBootstrap
 
-    def prepare() -> Joining:
+    def prepare() -> Bootstrap:
         return _prepare_host(group, topology, settings, address)
 
-    return ThroughHostJoining(group, prepare, topology.local_rank, settings.async_completion)
+    return ThroughHostBootstrap(group, prepare, topology.local_rank, settings.async_completion)
 
 
-def _nccl(group: Group, topology: Topology, settings: Settings) -> Joining:
-    from collectives.backends.nccl.joining import NcclJoining
+def _nccl(group: Group, topology: Topology, settings: Settings) -> Bootstrap:
+    from collectives.backends.nccl.bootstrap import NcclBootstrap
 
     timeout = settings.timeouts.collective
-    return NcclJoining(group, timeout, topology.local_rank, settings.async_completion)
+    return NcclBootstrap(group, timeout, topology.local_rank, settings.async_completion)
 
 
-def _prepare_host(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+def _prepare_host(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
     name = choose(group.ranks, topology, settings)
     if name == "hierarchical":
         return _prepare_hierarchy(group, topology, settings, address)
     return _PREPARE[name](group, topology, settings, address)
 
 
-def discard(joinings: Iterable[Joining], backends: Iterable[Backend], error: BaseException) -> None:
-    """Close the joinings and the backends that ``error`` has made useless."""
-    for joining in joinings:
-        joining.close()
+def discard(bootstraps: Iterable[Bootstrap], backends: Iterable[Backend], error: BaseException) -> None:
+    """Close the bootstraps and the backends that ``error`` has made useless."""
+    for bootstrap in bootstraps:
+        bootstrap.close()
     for backend in backends:
         backend.abort(error if isinstance(error, Exception) else RuntimeError(str(error)))
         backend.close()
@@ -187,26 +187,26 @@ def staged(settings: Settings) -> dict[str, bool]:
     }
 
 
-def _prepare_hierarchy(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
-    def prepare(part: Group) -> Joining:
+def _prepare_hierarchy(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
+    def prepare(part: Group) -> Bootstrap:
         return _prepare_host(part, topology, settings, address)
 
-    def prepare_flat(part: Group) -> Joining:
+    def prepare_flat(part: Group) -> Bootstrap:
         return _PREPARE[_between(settings)](part, topology, settings, address)
 
     parts = _prepare_parts(group, prepare, prepare, prepare_flat)
     parameters = Parameters(**staged(settings))
-    return HierarchicalJoining(group, parts, lambda backends: HierarchicalBackend.of(group, backends, parameters))
+    return HierarchicalBootstrap(group, parts, lambda backends: HierarchicalBackend.of(group, backends, parameters))
 
 
-def _prepare_gpu_hierarchy(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+def _prepare_gpu_hierarchy(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
     from collectives.backends.nccl.presence import device_at
     from collectives.backends.nccl.staged import StagedBackend
 
-    def prepare(part: Group) -> Joining:
+    def prepare(part: Group) -> Bootstrap:
         return _nccl(part, topology, settings)
 
-    def prepare_across(part: Group) -> Joining:
+    def prepare_across(part: Group) -> Bootstrap:
         return prepare(part) if settings.torus_allreduce else _through_host(part, topology, settings, address)
 
     def combine(parts: Mapping[str, Backend]) -> Backend:
@@ -214,20 +214,20 @@ def _prepare_gpu_hierarchy(group: Group, topology: Topology, settings: Settings,
         place = partial(device_at, local_rank=topology.local_rank)
         return StagedBackend(parts[LOCAL], parts.get(CROSS), parts[FLAT], columns, place)
 
-    return HierarchicalJoining(group, _prepare_parts(group, prepare, prepare_across, prepare), combine)
+    return HierarchicalBootstrap(group, _prepare_parts(group, prepare, prepare_across, prepare), combine)
 
 
 def _prepare_parts(
     group: Group,
-    inside: Callable[[Group], Joining],
-    across: Callable[[Group], Joining],
-    flat: Callable[[Group], Joining],
-) -> dict[str, Joining]:
+    inside: Callable[[Group], Bootstrap],
+    across: Callable[[Group], Bootstrap],
+    flat: Callable[[Group], Bootstrap],
+) -> dict[str, Bootstrap]:
     """The parts of a hierarchy: the members of this host, those of this column unless it is in none, and all."""
     hosts = group.by_host()
     host = next(index for index, positions in enumerate(hosts) if group.position in positions)
     column = hosts[host].index(group.position)
-    parts: dict[str, Joining] = {}
+    parts: dict[str, Bootstrap] = {}
     try:
         parts[LOCAL] = inside(group.part(hosts[host]))
         if column < min(map(len, hosts)):
@@ -239,35 +239,35 @@ def _prepare_parts(
     return parts
 
 
-def _single(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
-    from collectives.backends.single import SingleJoining
+def _single(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
+    from collectives.backends.single import SingleBootstrap
 
-    return SingleJoining(group)
-
-
-def _shm(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
-    from collectives.backends.shm import ShmJoining
-
-    return ShmJoining(group, settings.timeouts.collective, Cores.of(topology).are_crowded)
+    return SingleBootstrap(group)
 
 
-def _tcp(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
-    from collectives.backends.tcp import TcpJoining
+def _shm(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
+    from collectives.backends.shm import ShmBootstrap
+
+    return ShmBootstrap(group, settings.timeouts.collective, Cores.of(topology).are_crowded)
+
+
+def _tcp(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
+    from collectives.backends.tcp import TcpBootstrap
 
     crowded = Cores.of(topology).are_crowded
     where = _reachable(group, settings, address)
-    return TcpJoining(group, settings.timeouts.collective, where, settings.secret, crowded, settings.tcp_tls)
+    return TcpBootstrap(group, settings.timeouts.collective, where, settings.secret, crowded, settings.tcp_tls)
 
 
-def _gloo(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+def _gloo(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
 
     return join_gloo(group, settings.timeouts.collective, _reachable(group, settings, address))
 
 
-def _pygloo(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
-    from collectives.backends.pygloo.joining import PyglooJoining
+def _pygloo(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
+    from collectives.backends.pygloo.bootstrap import PyglooBootstrap
 
-    return PyglooJoining(group, settings.timeouts.collective, _reachable(group, settings, address))
+    return PyglooBootstrap(group, settings.timeouts.collective, _reachable(group, settings, address))
 
 
 def _reachable(group: Group, settings: Settings, address: str) -> str:
@@ -275,13 +275,13 @@ def _reachable(group: Group, settings: Settings, address: str) -> str:
     return LOOPBACK if len(set(group.hosts)) == 1 and not settings.interface else address
 
 
-def _mpi(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
-    from collectives.backends.mpi import MpiJoining
+def _mpi(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
+    from collectives.backends.mpi import MpiBootstrap
 
-    return MpiJoining(group, settings.timeouts.collective, settings.mpi.has_threads)
+    return MpiBootstrap(group, settings.timeouts.collective, settings.mpi.has_threads)
 
 
-_PREPARE: dict[str, Callable[[Group, Topology, Settings, str], Joining]] = {
+_PREPARE: dict[str, Callable[[Group, Topology, Settings, str], Bootstrap]] = {
     "single": _single,
     "shm": _shm,
     "tcp": _tcp,

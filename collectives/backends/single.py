@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from collectives.api import DType, ReduceOp, ShutDownError, override
-from collectives.backends.base import Group, Joining, OffersVote, Vote
+from collectives.backends.base import Bootstrap, Group, OffersVote, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.kernels.reduction import reduce_arrays, scale_array
 from collectives.kernels.segments import Segments
@@ -106,7 +106,7 @@ class SingleBackend(HostBackend, OffersVote):
             raise self._error
 
 
-class SingleJoining(Joining):
+class SingleBootstrap(Bootstrap):
     """There is no other member to connect to."""
 
     @override

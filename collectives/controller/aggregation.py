@@ -77,7 +77,7 @@ class Aggregator:
         self._tensors: dict[int, _Tensor] = {}
         self._ids: dict[tuple[int, str], int] = {}
         self._held: set[int] = set()
-        self._joining: set[int] = set()
+        self._bootstrap: set[int] = set()
 
     @property
     def holds(self) -> bool:
@@ -130,7 +130,7 @@ class Aggregator:
 
     def _take_request(self, request: Request, forwarded: _Forwarded) -> None:
         if request.operation is Operation.JOIN:
-            self._joining.add(request.process_set)
+            self._bootstrap.add(request.process_set)
             for id in self._of_set(request.process_set):
                 self._separate(id, forwarded)
         elif request.key in self._ids:
@@ -151,7 +151,7 @@ class Aggregator:
             forwarded.urge(id, *tensor.members)
 
     def _is_separate(self, tensor: _Tensor) -> bool:
-        if tensor.request.process_set in self._joining:
+        if tensor.request.process_set in self._bootstrap:
             tensor.separate = True
         return tensor.separate
 
@@ -196,12 +196,12 @@ class Aggregator:
         """Apply the collectives that change the process sets or the joined ranks; none of them is ever cached."""
         request = response.request
         if request.operation is Operation.JOIN:
-            self._joining.discard(request.process_set)
+            self._bootstrap.discard(request.process_set)
         elif request.operation is Operation.ADD_PROCESS_SET:
             self._members[response.sizes[0]] = self._here(request.splits)
         elif request.operation is Operation.REMOVE_PROCESS_SET:
             self._forget(self._of_set(request.root_rank), forwarded)
-            self._joining.discard(request.root_rank)
+            self._bootstrap.discard(request.root_rank)
 
     def _of_set(self, process_set: int) -> list[int]:
         return [id for id, tensor in self._tensors.items() if tensor.request.process_set == process_set]

@@ -409,12 +409,12 @@ def _unpack_refuse(process_set: int, name: str, text: str, property: str, values
     return Refuse(process_set, name, text, property, tuple((rank, value) for rank, value in values), tensor)
 
 
-def _pack_whereabouts(message: RankStatus) -> tuple[Any, ...]:
+def _pack_status(message: RankStatus) -> tuple[Any, ...]:
     activity, busy, held = message.activity.value, message.busy, message.is_held
     return message.rank, activity, message.thread, busy, message.last, message.waits, message.frames, held
 
 
-def _unpack_whereabouts(
+def _unpack_status(
     rank: int, activity: str, thread: str, busy: float, last: Any, waits: Any, frames: Any, held: bool
 ) -> RankStatus:
     return RankStatus(
@@ -448,7 +448,7 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Connected: (15, lambda m: ()),
     WaitReport: (16, lambda m: (m.seconds, m.waits)),
     Locate: (17, lambda m: ()),
-    RankStatus: (18, _pack_whereabouts),
+    RankStatus: (18, _pack_status),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -469,7 +469,7 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     15: Connected,
     16: lambda seconds, waits: WaitReport(seconds, tuple(Waits(*fields) for fields in waits)),
     17: Locate,
-    18: _unpack_whereabouts,
+    18: _unpack_status,
 }
 
 

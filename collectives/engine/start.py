@@ -27,7 +27,7 @@ from collectives.api import (
     World,
 )
 from collectives.backends import registry
-from collectives.backends.base import Backend, Joining
+from collectives.backends.base import Backend, Bootstrap
 from collectives.controller.errors import pack, unpack
 from collectives.controller.messages import (
     COORDINATOR,
@@ -70,8 +70,8 @@ VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 class StartupBarrier:
     """One rank's messages about the start, over ``channel``, until the engine uses that. ``hosts`` are those of ranks.
 
-    Every rank answers the roll call of rank 0 while its backends connect. So the error of a rank that waited too long
-    names the ranks that are stopped. For one thread.
+    Every rank answers the liveness check of rank 0 while its backends connect. So the error of a rank that waited too
+    long names the ranks that are stopped. For one thread.
     """
 
     def __init__(self, channel: SocketChannel, hosts: Sequence[str]) -> None:
@@ -284,7 +284,7 @@ class _Groups:
         self._settings = settings
         self._sets = sets
         self._address = address
-        self._joinings: dict[int, list[Joining]] = {}
+        self._bootstraps: dict[int, list[Bootstrap]] = {}
         self._backends: dict[int, SetBackends] = {}
 
     def offer_at(self, hosts: tuple[str, ...], cores: int) -> bytes:
@@ -297,38 +297,38 @@ class _Groups:
         for id in self._sets.ids():
             members = self._sets.ranks(id)
             if self.topology.rank in members:
-                self._joinings[id] = registry.prepare(members, self.topology, self._settings, self._address)
-        offers = {id: [joining.offer for joining in joinings] for id, joinings in self._joinings.items()}
+                self._bootstraps[id] = registry.prepare(members, self.topology, self._settings, self._address)
+        offers = {id: [bootstrap.offer for bootstrap in bootstraps] for id, bootstraps in self._bootstraps.items()}
         packed: bytes = msgpack.packb(offers)
         return packed
 
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> dict[int, SetBackends]:
         """The backends of each process set; ``offers[r]`` is the offer of rank ``r``."""
         found = [msgpack.unpackb(offer, strict_map_key=False) for offer in offers]
-        for id, joinings in self._joinings.items():
+        for id, bootstraps in self._bootstraps.items():
             of_members = [found[rank][id] for rank in self._sets.ranks(id)]
-            self._backends[id] = SetBackends.of(_connect_all(joinings, of_members, attempt))
+            self._backends[id] = SetBackends.of(_connect_all(bootstraps, of_members, attempt))
         return self._backends
 
     def discard(self, error: BaseException) -> None:
-        """Discard the joinings and backends made so far."""
-        joinings = [joining for each in self._joinings.values() for joining in each]
+        """Discard the bootstraps and backends made so far."""
+        bootstraps = [bootstrap for each in self._bootstraps.values() for bootstrap in each]
         backends = [backend for each in self._backends.values() for backend in each.by_device.values()]
-        registry.discard(joinings, backends, error)
+        registry.discard(bootstraps, backends, error)
 
 
 def _connect_all(
-    joinings: Sequence[Joining], offers: Sequence[Sequence[bytes]], attempt: ConnectAttempt
+    bootstraps: Sequence[Bootstrap], offers: Sequence[Sequence[bytes]], attempt: ConnectAttempt
 ) -> list[Backend]:
-    """The backends of ``joinings``; ``offers[i]`` are those of member i, one for each joining."""
+    """The backends of ``bootstraps``; ``offers[i]`` are those of member i, one for each bootstrap."""
     backends: list[Backend] = []
     try:
-        for joining, of_members in zip(joinings, zip(*offers, strict=True), strict=True):
-            backends.append(joining.connect(of_members, attempt))
+        for bootstrap, of_members in zip(bootstraps, zip(*offers, strict=True), strict=True):
+            backends.append(bootstrap.connect(of_members, attempt))
     except BaseException as error:
-        registry.discard(joinings, backends, error)
+        registry.discard(bootstraps, backends, error)
         raise
-    registry.discard(joinings, (), ShutDownError("connected"))
+    registry.discard(bootstraps, (), ShutDownError("connected"))
     return backends
 
 
@@ -342,7 +342,7 @@ def _assemble(
 ) -> Engine:
     """Connect the backends, while the channel watches the other ranks, and start the engine."""
     channel = connected.channel
-    confirmation = StartupBarrier(channel, groups.topology.hosts)
+    startup = StartupBarrier(channel, groups.topology.hosts)
     ending = Ending(groups.topology, settings.timeouts.shutdown)
     losses: list[PeerLostError] = []
 
@@ -353,13 +353,13 @@ def _assemble(
     try:
         channel.watch(lose)
         with _explaining_lack(channel.rank):
-            with attempt.checking(confirmation.check):
+            with attempt.checking(startup.check):
                 backends = groups.connect(connected.offers, attempt)
-            confirmation.confirm(attempt)
+            startup.confirm(attempt)
             return Engine(groups.topology, settings, sets, channel, backends, form)
     except BaseException as error:
-        reason = confirmation.explain(error, losses)
-        confirmation.abort(_for_other_ranks(reason))
+        reason = startup.explain(error, losses)
+        startup.abort(_for_other_ranks(reason))
         channel.close()
         if reason is error:
             raise
@@ -382,21 +382,21 @@ class _Formation:
         self._seconds = settings.timeouts.connect
         self._rank = topology.rank
         self._prepare = partial(registry.prepare, members, topology, settings, address)
-        self._joinings: Sequence[Joining] = ()
+        self._bootstraps: Sequence[Bootstrap] = ()
 
     def prepare(self) -> bytes:
         with _explaining_lack(self._rank):
-            self._joinings = self._prepare()
-        offer: bytes = msgpack.packb([joining.offer for joining in self._joinings])
+            self._bootstraps = self._prepare()
+        offer: bytes = msgpack.packb([bootstrap.offer for bootstrap in self._bootstraps])
         return offer
 
     def connect(self, offers: Sequence[bytes], check: Callable[[], None]) -> SetBackends:
         of_members = [msgpack.unpackb(offer) for offer in offers]
         with _explaining_lack(self._rank), ConnectAttempt(self._seconds, check) as attempt:
-            return SetBackends.of(_connect_all(self._joinings, of_members, attempt))
+            return SetBackends.of(_connect_all(self._bootstraps, of_members, attempt))
 
     def close(self) -> None:
-        registry.discard(self._joinings, (), ShutDownError("connected"))
+        registry.discard(self._bootstraps, (), ShutDownError("connected"))
 
 
 def own_address(world: World, settings: Settings) -> str:

@@ -14,7 +14,7 @@ class SignalEvent:
     """Like ``threading.Event``, which can deadlock if a signal handler interrupts the thread that holds its lock."""
 
     def __init__(self) -> None:
-        # Owned by the latch, held for a few instructions; reentrant. Waits end with set() or their timeout.
+        # Owned by the event, held for a few instructions; reentrant. Waits end with set() or their timeout.
         self._changed = threading.Condition(threading.RLock())
         self._set = False
 
@@ -33,7 +33,7 @@ class SignalEvent:
         self._set = False
 
     def wait(self, timeout: float | None) -> None:
-        """Return when the latch is set, or after ``timeout`` seconds (None: no limit)."""
+        """Return when the event is set, or after ``timeout`` seconds (None: no limit)."""
         with self._changed:
             if not self._set:
                 self._changed.wait(timeout)

@@ -100,10 +100,10 @@ class ForeignLaunch:
             return self._run(jsrun.command_of(self.job, name), environment)
 
     def _run(self, words: list[str], environment: Mapping[str, str]) -> int:
-        crew = Supervisor()
-        with passed_on(lambda number: crew.soon(lambda: _pass_on(crew, number))), crew:
-            launch(crew, self.job, words, environment, MpiConsole(), self.is_verbose)
-            for event in crew.events():
+        supervisor = Supervisor()
+        with passed_on(lambda number: supervisor.soon(lambda: _pass_on(supervisor, number))), supervisor:
+            launch(supervisor, self.job, words, environment, MpiConsole(), self.is_verbose)
+            for event in supervisor.events():
                 if isinstance(event, Unheard):
                     say(UNHEARD.format(self.launcher, signal.Signals(event.number).name))
                 elif isinstance(event, Ended):
@@ -111,9 +111,9 @@ class ForeignLaunch:
         return code
 
 
-def _pass_on(crew: Supervisor, number: int) -> None:
+def _pass_on(supervisor: Supervisor, number: int) -> None:
     """To mpirun, which passes it on, or ends its ranks."""
-    crew.pass_on(number)
+    supervisor.pass_on(number)
 
 
 def _job(line: CommandLine, hosts: Mapping[str, int]) -> MpiJob:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from collectives.api import InvalidRequestError
 from collectives.backends.mpi.library import is_available, loaded_mpi
-from collectives.backends.nccl.joining import load, unavailable
+from collectives.backends.nccl.bootstrap import load, unavailable
 from collectives.backends.registry import preload_gloo
 from hvd_cluster.core import basics
 

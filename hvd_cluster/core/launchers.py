@@ -14,7 +14,7 @@ from collectives.settings import ENVIRONMENT_SECRET, MpiChoice
 from executors.driver.member import WorkerIdentity
 from executors.job.arguments import parse_seconds
 from executors.job.environment import thread_remark, threads_of
-from executors.launchers.joining import Joined, erase_mark, join, leave_mark, refuse_child
+from executors.launchers.bootstrap import Joined, erase_mark, join, leave_mark, refuse_child
 from executors.launchers.mpirun import place_among
 from executors.launchers.place import Farewell, Place
 from executors.launchers.table import is_ours, place_of
@@ -85,7 +85,7 @@ class StartingLauncher:
         """``environment`` with the variables of a rank; as it is, where no other launcher started several processes.
 
         ``comm`` are the ranks of the job, as :func:`hvd_cluster.core.process_sets.check_argument` returns them. Raises
-        what :func:`executors.launchers.joining.join` raises, SettingsError in a child process of a rank and where MPI
+        what :func:`executors.launchers.bootstrap.join` raises, SettingsError in a child process of a rank and where MPI
         cannot be used, and InvalidRequestError for a ``comm`` without this process.
         """
         choice = MpiChoice.from_environment(environment)

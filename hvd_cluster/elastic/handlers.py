@@ -218,7 +218,7 @@ class HandledState(ObjectState):
             handler.set_value(value)
         else:
             return
-        self._ledger.replaced(name, "")
+        self._snapshots.replaced(name, "")
 
     def _values(self) -> Mapping[str, Any]:
         return {name: value for name, value in super()._values().items() if name not in self._handlers}

@@ -1,4 +1,4 @@
-"""The place in an epoch of data in portions, one for each rank; a portion may go from one rank to another."""
+"""The place in an epoch of data in shards, one for each rank; a shard may go from one rank to another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class DataShard:
     """A part of the data: its number, how many samples it has, and a digest of them in their order."""
 
     number: int
@@ -29,39 +29,38 @@ class Portion:
         return -(-self.samples // size)
 
 
-def shares(portions: Sequence[Portion]) -> list[Portion]:
-    """What each rank trains, from the portion that it has: of ranks with the same one the first, others nothing."""
-    numbers = [portion.number for portion in portions]
+def shares(shards: Sequence[DataShard]) -> list[DataShard]:
+    """What each rank trains, from the shard that it has: of ranks with the same one the first, others nothing."""
+    numbers = [shard.number for shard in shards]
     return [
-        portion if numbers.index(portion.number) == rank else replace(portion, samples=0)
-        for rank, portion in enumerate(portions)
+        shard if numbers.index(shard.number) == rank else replace(shard, samples=0) for rank, shard in enumerate(shards)
     ]
 
 
 class ShardProgress:
-    """How many batches of each portion have been trained in the present epoch. All ranks have the same.
+    """How many batches of each shard have been trained in the present epoch. All ranks have the same.
 
-    Each step takes one batch of every portion that a rank has. An epoch ends when no rank has a batch left. The rest of
-    a portion without a rank is not trained in this epoch, unless a rank with it comes before the end.
+    Each step takes one batch of every shard that a rank has. An epoch ends when no rank has a batch left. The rest of
+    a shard without a rank is not trained in this epoch, unless a rank with it comes before the end.
 
     Attributes: ``epoch``, and ``step``, the number of the next step in it.
     """
 
-    def __init__(self, own: Portion, batch_size: int) -> None:
+    def __init__(self, own: DataShard, batch_size: int) -> None:
         self.epoch = 0
         self.step = 0
         self._own = own
         self._batch_size = batch_size
-        self._shares: list[Portion] = []
-        self._trained: dict[int, tuple[int, int]] = {}  # by the number of a portion: its digest, and the batches
+        self._shares: list[DataShard] = []
+        self._trained: dict[int, tuple[int, int]] = {}  # by the number of a shard: its digest, and the batches
 
     def meet(self) -> int:
-        """Tell the other ranks which portion this one has; the number of steps that are left in the epoch.
+        """Tell the other ranks which shard this one has; the number of steps that are left in the epoch.
 
-        All ranks call it, when they have one state. A portion whose samples are others than before, or in another
+        All ranks call it, when they have one state. A shard whose samples are others than before, or in another
         order, begins anew. Raises ValueError if no rank has a sample.
         """
-        self._shares = shares([Portion(**each) for each in allgather_object(asdict(self._own), "portions")])
+        self._shares = shares([DataShard(**each) for each in allgather_object(asdict(self._own), "portions")])
         if not any(share.samples for share in self._shares):
             raise ValueError(
                 f"the {len(self._shares)} ranks that are there have no rows to train with; let there be fewer ranks "
@@ -75,7 +74,7 @@ class ShardProgress:
             self._end_epoch()
         return left
 
-    def _check(self, share: Portion) -> None:
+    def _check(self, share: DataShard) -> None:
         digest, batches = self._trained.get(share.number, (share.digest, 0))
         if digest != share.digest:
             if batches and share.number == self._own.number:
@@ -88,10 +87,10 @@ class ShardProgress:
                 )
             self._trained[share.number] = share.digest, 0
 
-    def _left(self, share: Portion) -> int:
+    def _left(self, share: DataShard) -> int:
         return share.batches(self._batch_size) - self._first(share) if share.samples else 0
 
-    def _first(self, share: Portion) -> int:
+    def _first(self, share: DataShard) -> int:
         return self._trained.get(share.number, (0, 0))[1]
 
     @property
@@ -100,7 +99,7 @@ class ShardProgress:
         share = self._shares[basics.rank()]
         return self._first(share), self._left(share)
 
-    def _count(self, share: Portion) -> int:
+    def _count(self, share: DataShard) -> int:
         """How many samples of ``share`` the present step takes."""
         return max(0, min(self._batch_size, share.samples - self._first(share) * self._batch_size))
 
@@ -142,6 +141,6 @@ class ShardProgress:
         return {"epoch": self.epoch, "step": self.step, "trained": trained}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was called, perhaps with other ranks and portions."""
+        """Go on where :meth:`state_dict` was called, perhaps with other ranks and shards."""
         self.epoch, self.step = state_dict["epoch"], state_dict["step"]
         self._trained = {number: (digest, batches) for number, digest, batches in state_dict["trained"]}

@@ -134,7 +134,7 @@ class ObjectState(State):
         super().__init__(bcast_object, get_rank)
         self._names: list[str] = []
         self._attributes = Attributes(self._values, self._put)
-        self._ledger = Snapshots(self._parts)
+        self._snapshots = Snapshots(self._parts)
         self._committing = False
         self._synced = False
         self._in_doubt = False
@@ -143,7 +143,7 @@ class ObjectState(State):
         self.agreed_layout = ""
         for name, value in kwargs.items():
             self._adopt(name, value)
-        self._ledger.record(0, full=True)
+        self._snapshots.record(0, full=True)
 
     def _adopt(self, name: str, value: Any) -> None:
         """A new entry of the state."""
@@ -165,7 +165,7 @@ class ObjectState(State):
 
     def save(self) -> None:
         """Make a full copy of the present state, which is a commit; :meth:`commit` copies only what it must."""
-        self._ledger.close_cycle(full=not self._committing)
+        self._snapshots.close_cycle(full=not self._committing)
 
     def commit(self) -> None:
         """The present state counts from now on, see :class:`State`.
@@ -188,7 +188,7 @@ class ObjectState(State):
             super().check_host_updates()
         except HostsUpdatedInterrupt:
             if not self._committing:
-                self._ledger.close_cycle(full=False)
+                self._snapshots.close_cycle(full=False)
             self._in_doubt = True
             raise
 
@@ -200,7 +200,7 @@ class ObjectState(State):
     def restore(self) -> None:
         """Go back to the last commit, or to the last full copy if parameters have changed since; then call sync()."""
         self._in_doubt = True
-        self._ledger.go_back()
+        self._snapshots.go_back()
         self._forget()
 
     @override
@@ -211,7 +211,7 @@ class ObjectState(State):
         super().on_reset()
 
     def _begin_world(self) -> None:
-        self._ledger.begin_world()
+        self._snapshots.begin_world()
         for part in self._parts().values():
             part.begin_world()
 
@@ -233,7 +233,9 @@ class ObjectState(State):
             self._forget()
         self._follow(recovery)
         self.lost_commits = recovery.lost
-        self._ledger.record(recovery.commit, recovery.present or is_first or self._ledger.lacks_copy(recovery.commit))
+        self._snapshots.record(
+            recovery.commit, recovery.present or is_first or self._snapshots.lacks_copy(recovery.commit)
+        )
         self._settle()
 
     def _settle(self) -> None:
@@ -246,18 +248,18 @@ class ObjectState(State):
         this. It raises as :meth:`sync`.
         """
         tells = all(part.tells for part in self._parts().values())
-        if not tells and self._ledger.copied != self._ledger.commit:
-            self._ledger.record(self._ledger.commit, full=True)
+        if not tells and self._snapshots.copied != self._snapshots.commit:
+            self._snapshots.record(self._snapshots.commit, full=True)
         self.on_reset()
         reports = self._reports(is_settled=True, tells=tells)
         recovery = decide(reports)
         if all(report.exact for report in reports):
             for part in self._parts().values():
                 part.share_light(recovery.source)
-            self._ledger.close_cycle(full=False)
+            self._snapshots.close_cycle(full=False)
         else:
             self._follow(recovery)
-            self._ledger.record(recovery.commit, full=True)
+            self._snapshots.record(recovery.commit, full=True)
         self._settle()
 
     def _is_settled(self) -> bool:
@@ -284,14 +286,14 @@ class ObjectState(State):
         return reports
 
     def _report(self, is_settled: bool, layout: str) -> StateReport:
-        ledger = self._ledger
-        is_exact = ledger.is_exact
-        ledger.is_unsafe |= not is_exact
+        snapshots = self._snapshots
+        is_exact = snapshots.is_exact
+        snapshots.is_unsafe |= not is_exact
         return StateReport(
             rank=basics.rank(),
-            commit=ledger.commit if self._synced else None,
+            commit=snapshots.commit if self._synced else None,
             exact=is_exact and self._synced,
-            copy=ledger.copied if self._synced else None,
+            copy=snapshots.copied if self._synced else None,
             settled=is_settled,
             gives=all(part.gives for part in self._parts().values()),
             layout=layout,
@@ -310,22 +312,22 @@ class ObjectState(State):
 
         A rank that is lost on the way leaves receivers with values of two states: they are no source any more.
         """
-        rank, ledger = basics.rank(), self._ledger
+        rank, snapshots = basics.rank(), self._snapshots
         if rank in recovery.receivers:
-            ledger.is_broken = True
+            snapshots.is_broken = True
         elif rank in recovery.returning:
-            ledger.go_back()
+            snapshots.go_back()
         elif recovery.present:
-            ledger.record(recovery.commit, full=False)
+            snapshots.record(recovery.commit, full=False)
         else:
-            ledger.put_light()
+            snapshots.put_light()
         if recovery.receivers or not self._synced:
             try:
                 for part in self._parts().values():
                     part.share(recovery.source)
             finally:
                 if rank not in recovery.receivers:  # it has got the values that it had
-                    ledger.confirm()
+                    snapshots.confirm()
 
 
 def _digest(layout: list[tuple[str, str]]) -> str:
@@ -350,7 +352,7 @@ class Watchers:
         for reference in self._states:
             state = reference()
             if state is not None:
-                state._ledger.step_began(in_graph)
+                state._snapshots.step_began(in_graph)
 
 
 watchers = Watchers()

@@ -24,7 +24,7 @@ LARGEST_BUSY = 60
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """An optimizer, as its rivals see it.
+    """An optimizer, as those with the same names see it.
 
     ``names`` are those of its parameters, ``parameters`` the parameters themselves, ``model`` is for the other ranks;
     ``is_busy``: it has gradients, complete or in flight, that no step has used.
@@ -66,18 +66,18 @@ def choose(proposals: Sequence[Proposal]) -> int | None:
 class Claim:
     """The ``number`` of one optimizer, None before its first use; ``prefix`` is that of the names of its tensors."""
 
-    def __init__(self, rivals: DuplicateNames, member: OptimizerEntry) -> None:
+    def __init__(self, registry: DuplicateNames, member: OptimizerEntry) -> None:
         self._set_number(None)
         self.is_agreed = False
         self.member = member
-        self._rivals = rivals
+        self._registry = registry
         self._seen: tuple[int, int] | None = None
-        self._has_rivals = False
+        self._has_duplicates = False
         self._world: weakref.ref[object] | None = None
 
     def enter(self, world: object) -> None:
-        """Numbers of earlier worlds than ``world`` do not count, those of rivals included: newcomers know none."""
-        for each in (self, *self._rivals.of(self)):
+        """Numbers of earlier worlds than ``world`` do not count, those of duplicates included: newcomers know none."""
+        for each in (self, *self._registry.of(self)):
             if each._world is None or each._world() is not world:
                 each._set_number(None)
                 each.is_agreed, each._world = False, weakref.ref(world)
@@ -87,12 +87,12 @@ class Claim:
         self.prefix = f"optimizer{number}." if number else ""
 
     @property
-    def has_rivals(self) -> bool:
+    def has_duplicates(self) -> bool:
         """Whether an optimizer of this rank has the same parameter names and ranks."""
-        state = self._rivals.state
+        state = self._registry.state
         if state != self._seen:
-            self._seen, self._has_rivals = state, bool(self._rivals.of(self))
-        return self._has_rivals
+            self._seen, self._has_duplicates = state, bool(self._registry.of(self))
+        return self._has_duplicates
 
     @property
     def place(self) -> ModelPlace:
@@ -100,18 +100,18 @@ class Claim:
 
         The ranks compare it once: it does not count any more when they have agreed.
         """
-        if self.is_agreed or not self.has_rivals:
+        if self.is_agreed or not self.has_duplicates:
             return ALONE
         model = self.member.model()
-        alike = [each for each in self._rivals.all() if each is self or self._is_alike(each, model)]
+        alike = [each for each in self._registry.all() if each is self or self._is_alike(each, model)]
         return ModelPlace(alike.index(self), len(alike)) if self in alike else ALONE
 
     def _is_alike(self, other: Claim, model: Model) -> bool:
         return other.member.process_set is self.member.process_set and other.member.model() == model
 
     def propose(self) -> Proposal:
-        """The number of this optimizer, or the next above those of its rivals."""
-        others = [each for each in self._rivals.of(self) if each.number is not None]
+        """The number of this optimizer, or the next above those of its duplicates."""
+        others = [each for each in self._registry.of(self) if each.number is not None]
         if self.number is None:
             self._set_number(max((each.number or 0 for each in others), default=-1) + 1)
         busy = {each.number or 0 for each in others if each.member.is_busy()}
@@ -119,8 +119,8 @@ class Claim:
         return Proposal(self.number or 0, self.is_agreed, bits, self.place)
 
     def adopt(self, number: int) -> None:
-        """All ranks have agreed on ``number``; a rival that has it gets another one with its next step."""
-        for each in self._rivals.of(self):
+        """All ranks have agreed on ``number``; a duplicate that has it gets another one with its next step."""
+        for each in self._registry.of(self):
             if each.number == number:
                 each._set_number(None)
                 each.is_agreed = False
@@ -166,4 +166,4 @@ class DuplicateNames:
             gc.collect()
 
 
-rivals = DuplicateNames()
+optimizers = DuplicateNames()

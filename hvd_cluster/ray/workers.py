@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from executors.agents.ray.actors import ActorWork
-from executors.agents.ray.client import ClientJob, run_elastic_by_deputy
+from executors.agents.ray.client import ClientJob, run_elastic_by_remote_driver
 from executors.agents.ray.connection import check_connection, is_client, store
 from executors.agents.ray.elastic import ElasticOptions, run_elastic
 from executors.agents.ray.job import RayJob
@@ -150,7 +150,7 @@ class ElasticWorkers:
             # A rank that is done tells the others so, before Ray ends its process.
             after=[store(Call.of(basics.shutdown))],
         )
-        run = run_elastic_by_deputy if is_client() else run_elastic
+        run = run_elastic_by_remote_driver if is_client() else run_elastic
         return run(work, self.wanted.limits(), self.options, callbacks)
 
     def split(self, datasets: Mapping[str, Dataset]) -> Mapping[str, Sequence[DataIterator]]:

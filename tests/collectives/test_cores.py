@@ -33,7 +33,7 @@ def test_the_gate_is_given_the_cores_of_the_host(cores, crowded, monkeypatch):
         made.append(crowded)
         return None
 
-    monkeypatch.setattr("collectives.backends.shm.ShmJoining", make)
+    monkeypatch.setattr("collectives.backends.shm.ShmBootstrap", make)
     registry.prepare([0, 1], topology, Settings(cpu_operations="shm"), "127.0.0.1")
     assert made == [crowded]
 

@@ -16,7 +16,7 @@ from tests.faults.events import PROCESSES, Repertoire
 
 ROOT = Path(__file__).parents[2]
 TRAINING = Path(__file__).with_name("training.py")
-# A keeper on Ray waits for 60 s if its owner died before the first call.
+# A reaper on Ray waits for 60 s if its owner died before the first call.
 LEAVE_SECONDS = 90.0
 POLL_SECONDS = 0.01
 # A stopped rank is noticed within seconds.

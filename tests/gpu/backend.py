@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from collectives.api import DType, HorovodInternalError, ReduceOp
+from collectives.backends.nccl.bootstrap import NcclBootstrap
 from collectives.backends.nccl.cupy_device import shared_device
-from collectives.backends.nccl.joining import NcclJoining
 from tests.collectives.backends.device import Uploading
 from tests.collectives.backends.matrix import checks
 from tests.collectives.backends.members import Processes, group_of
@@ -34,7 +34,7 @@ def arrays_of(rank):
 def connect(member):
     prepare()
     arrays = arrays_of(member.rank)
-    backend = meet(NcclJoining(group_of(member.size, member.rank), 30.0, member.rank), member.store, 60.0)
+    backend = meet(NcclBootstrap(group_of(member.size, member.rank), 30.0, member.rank), member.store, 60.0)
     assert not backend.absence, backend.absence
     return backend, arrays
 

@@ -60,8 +60,8 @@ def describe() -> str:
 
 def nccl() -> tuple[int, str]:
     """The version of NCCL, and its name; 0 and the reason where it cannot be used."""
+    from collectives.backends.nccl.bootstrap import load, unavailable
     from collectives.backends.nccl.interface import version_text
-    from collectives.backends.nccl.joining import load, unavailable
 
     try:
         reason = unavailable()

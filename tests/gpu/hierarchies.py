@@ -37,7 +37,7 @@ Averages of integers connect all ranks."""
 
 
 def prepared(rank, way):
-    """The joining of the GPU of ``rank``."""
+    """The bootstrap of the GPU of ``rank``."""
     size = len(HOSTS)
     topology = Topology(rank, size, HOSTS[:rank].count(HOSTS[rank]), 2, hosts=tuple(HOSTS), cores=1)
     on_host, on_gpu = registry.prepare(range(size), topology, WAYS[way], LOOPBACK)
@@ -70,10 +70,10 @@ def matrix_in_mpi():
 
     prepare()
     world = start_mpi(CONNECT_SECONDS).COMM_WORLD
-    joining = prepared(world.Get_rank(), "mpi")
+    bootstrap = prepared(world.Get_rank(), "mpi")
     with ConnectAttempt(CONNECT_SECONDS) as attempt:
-        backend = joining.connect(world.allgather(joining.offer), attempt)
-    joining.close()
+        backend = bootstrap.connect(world.allgather(bootstrap.offer), attempt)
+    bootstrap.close()
     check_parts(backend, world.Get_rank(), PARTS, "mpi", lambda name: None)
     return "done"
 
@@ -100,7 +100,7 @@ def failed_ways():
 def main():
     import torch
 
-    from collectives.backends.nccl.joining import load
+    from collectives.backends.nccl.bootstrap import load
 
     gpus = torch.cuda.device_count()
     os.environ["HVD_CHECK_GPUS"] = str(gpus)

@@ -163,7 +163,7 @@ def _finished(work: Any, limit: timedelta) -> bool:
 class GlooBackend(MessagingBackend):
     """A member of ``group``, with the connected ``process_group`` of torch, its ``timeout`` and its ``connections``.
 
-    :class:`~collectives.backends.gloo.joining.GlooJoining` connects them.
+    :class:`~collectives.backends.gloo.bootstrap.GlooBootstrap` connects them.
     """
 
     def __init__(self, group: Group, process_group: Any, connections: Connections, timeout: float) -> None:

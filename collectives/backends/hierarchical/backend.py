@@ -40,8 +40,8 @@ from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError,
 from collectives.backends.base import (
     MOST_VOTERS,
     Backend,
+    Bootstrap,
     Group,
-    Joining,
     OffersVote,
     OnDeath,
     OnWait,
@@ -61,10 +61,10 @@ Combine: TypeAlias = Callable[[Mapping[str, Backend]], Backend]
 """Makes the hierarchical backend of its parts, which it owns then."""
 
 
-class HierarchicalJoining(Joining):
-    """A :class:`Joining`. ``parts`` has LOCAL and FLAT, and CROSS for a member that is in a column."""
+class HierarchicalBootstrap(Bootstrap):
+    """A :class:`Bootstrap`. ``parts`` has LOCAL and FLAT, and CROSS for a member that is in a column."""
 
-    def __init__(self, group: Group, parts: Mapping[str, Joining], combine: Combine) -> None:
+    def __init__(self, group: Group, parts: Mapping[str, Bootstrap], combine: Combine) -> None:
         super().__init__(group, msgpack.packb({name: part.offer for name, part in parts.items()}))
         self._parts = parts
         self._combine = combine
@@ -145,7 +145,7 @@ class HierarchicalBackend(HostBackend, OffersVote):
 
     @classmethod
     def of(cls, group: Group, parts: Mapping[str, Backend], parameters: Parameters) -> HierarchicalBackend:
-        """The backend of the ``parts`` of a :class:`HierarchicalJoining`, which are for host memory."""
+        """The backend of the ``parts`` of a :class:`HierarchicalBootstrap`, which are for host memory."""
         local, cross, flat = parts[LOCAL], parts.get(CROSS), parts[FLAT]
         assert isinstance(local, HostBackend)
         assert isinstance(flat, HostBackend)

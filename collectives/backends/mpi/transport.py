@@ -203,7 +203,7 @@ def _pieces(array: Array) -> Iterator[Array]:
 class MpiBackend(MessagingBackend):
     """A member of ``group``, with the ``communicator`` of its members; ``timeout`` bounds an operation, in seconds.
 
-    :class:`~collectives.backends.mpi.joining.MpiJoining` connects them.
+    :class:`~collectives.backends.mpi.bootstrap.MpiBootstrap` connects them.
     """
 
     def __init__(self, group: Group, communicator: Any, timeout: float) -> None:

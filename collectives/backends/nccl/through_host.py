@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgpack
 
 from collectives.api import DType, Parameters, ReduceOp, ShutDownError, override
-from collectives.backends.base import Backend, Group, Joining, OnDeath, OnWait, ignore_waits
+from collectives.backends.base import Backend, Bootstrap, Group, OnDeath, OnWait, ignore_waits
 from collectives.backends.completion import Completion
 from collectives.backends.nccl.backend import placed
 from collectives.backends.nccl.interface import Device, Placed
@@ -231,15 +231,15 @@ def _pieces(plane: Plane, span: tuple[int, int], part: Buffer) -> list[Placed]:
     return [Placed(size * at, buffer.cast(DType.UINT8)) for at, buffer in placed(plane, span)]
 
 
-class ThroughHostJoining(Joining):
-    """A :class:`Joining`, and :class:`ThroughHostBackend` for ``settles_early``.
+class ThroughHostBootstrap(Bootstrap):
+    """A :class:`Bootstrap`, and :class:`ThroughHostBackend` for ``settles_early``.
 
-    ``prepare`` makes the joining of the backend of the host, which this one owns. A host without a GPU does not need
+    ``prepare`` makes the bootstrap of the backend of the host, which this one owns. A host without a GPU does not need
     it, and then nobody connects: a job on CPUs has no connections for GPUs.
     """
 
     def __init__(
-        self, group: Group, prepare: Callable[[], Joining], local_rank: int, settles_early: bool = True
+        self, group: Group, prepare: Callable[[], Bootstrap], local_rank: int, settles_early: bool = True
     ) -> None:
         reason = without_gpu()
         self._inner = None if reason else prepare()

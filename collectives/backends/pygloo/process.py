@@ -22,7 +22,7 @@ _alive: weakref.WeakSet[Helper] = weakref.WeakSet()
 class Helper:
     """A process that runs :mod:`collectives.backends.pygloo.helper`; it ends with this one, whatever happens to either.
 
-    Owned by one joining or transport, which calls :meth:`close`. :meth:`kill` is safe from any thread; the other
+    Owned by one bootstrap or transport, which calls :meth:`close`. :meth:`kill` is safe from any thread; the other
     methods are for the thread that does the operations.
     """
 

@@ -1,5 +1,5 @@
 """Shared memory between the ranks of one host."""
 
-from collectives.backends.shm.backend import ShmBackend, ShmJoining
+from collectives.backends.shm.backend import ShmBackend, ShmBootstrap
 
-__all__ = ["ShmBackend", "ShmJoining"]
+__all__ = ["ShmBackend", "ShmBootstrap"]

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.api import DType, ReduceOp, override
-from collectives.backends.base import Group, Joining, OffersVote, OnDeath, OnWait, Vote
+from collectives.backends.base import Bootstrap, Group, OffersVote, OnDeath, OnWait, Vote
 from collectives.backends.completion import DONE, Completion
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.phases import phase
@@ -332,8 +332,8 @@ def _buffers_start(size: int) -> int:
     return -(-(barrier_bytes(size) + deaths_bytes(size)) // PAGE) * PAGE
 
 
-class ShmJoining(Joining):
-    """A :class:`Joining`. ``timeout`` bounds the silence of a peer within an operation, in seconds.
+class ShmBootstrap(Bootstrap):
+    """A :class:`Bootstrap`. ``timeout`` bounds the silence of a peer within an operation, in seconds.
 
     ``crowded``: the host has more ranks than cores, see :class:`collectives.cores.Cores`.
     """

@@ -1,6 +1,6 @@
 """Collectives over TCP connections of our own, for ranks of different hosts."""
 
 from collectives.backends.tcp.backend import TcpBackend
-from collectives.backends.tcp.joining import TcpJoining
+from collectives.backends.tcp.bootstrap import TcpBootstrap
 
-__all__ = ["TcpBackend", "TcpJoining"]
+__all__ = ["TcpBackend", "TcpBootstrap"]

@@ -52,8 +52,8 @@ def plan(first: Changes, space: Space, search: Search, warmup: int, most: int) -
     base = yield first
     begin, base = yield from _switched(first, base, space)
     trials = yield from _turned(begin, base, space, search, most)
-    rivals = _rivals(first, [begin, *trials])
-    return (yield from _final(rivals)) if len(rivals) > 1 else Choice(first, base, 1.0)
+    finalists = _finalists(first, [begin, *trials])
+    return (yield from _final(finalists)) if len(finalists) > 1 else Choice(first, base, 1.0)
 
 
 def _switched(first: Changes, base: float, space: Space) -> Generator[Changes, float, tuple[Changes, float]]:
@@ -85,27 +85,27 @@ def _turned(
     return [changes for _, changes in sorted(scores, key=lambda entry: -entry[0])]
 
 
-def _rivals(first: Changes, candidates: Sequence[Changes]) -> list[Changes]:
-    rivals = [first]
+def _finalists(first: Changes, candidates: Sequence[Changes]) -> list[Changes]:
+    finalists = [first]
     for changes in candidates:
-        if changes not in rivals and len(rivals) <= FINALISTS:
-            rivals.append(changes)
-    return rivals
+        if changes not in finalists and len(finalists) <= FINALISTS:
+            finalists.append(changes)
+    return finalists
 
 
-def _final(rivals: Sequence[Changes]) -> Plan:
+def _final(finalists: Sequence[Changes]) -> Plan:
     rounds: list[list[float]] = []
     for _ in range(FINAL_ROUNDS):
         rounds.append([])
-        for changes in rivals:
+        for changes in finalists:
             rounds[-1].append((yield changes))
-    gains = [_gain(rounds, place) for place in range(len(rivals))]
-    best = max(range(len(rivals)), key=gains.__getitem__)
-    return Choice(rivals[best], statistics.median(scores[best] for scores in rounds), gains[best])
+    gains = [_gain(rounds, place) for place in range(len(finalists))]
+    best = max(range(len(finalists)), key=gains.__getitem__)
+    return Choice(finalists[best], statistics.median(scores[best] for scores in rounds), gains[best])
 
 
 def _gain(rounds: Sequence[Sequence[float]], place: int) -> float:
-    """How many times as fast the rival of this place is as the first one; 0 if it is not so again and again."""
+    """How many times as fast the finalist of this place is as the first one; 0 if it is not so again and again."""
     ratios = [scores[place] / scores[0] for scores in rounds]
     lost = sum(ratio < MARGIN for ratio in ratios)
     return 0.0 if place and lost > MOST_LOST else statistics.median(ratios)

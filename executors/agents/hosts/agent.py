@@ -103,7 +103,7 @@ class AgentLink:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send_all(self, data: bytes) -> None:
-        """The crew reads the same connection without waiting, so a full buffer is an error here."""
+        """The supervisor reads the same connection without waiting, so a full buffer is an error here."""
         rest = memoryview(data)
         while rest:
             try:
@@ -128,12 +128,12 @@ def serve(link: AgentLink, inherited: Sequence[int] = (), variables: Mapping[str
         raise ConnectionAbortedError(f"the driver began with {begin!r}")
     with ExitStack() as stack:
         launch = stack.enter_context(begin.work.opened(inherited))
-        crew = stack.enter_context(Supervisor(begin.grace))
-        agent = _Agent(link, crew, begin, launch, variables)
+        supervisor = stack.enter_context(Supervisor(begin.grace))
+        agent = _Agent(link, supervisor, begin, launch, variables)
         for message in others:
             agent.obey(message)
-        crew.attach(Pipe(link.descriptor(), agent))
-        for event in crew.events(lambda: agent.is_leaving):
+        supervisor.attach(Pipe(link.descriptor(), agent))
+        for event in supervisor.events(lambda: agent.is_leaving):
             link.send(event)
     if agent.has_lost_driver:
         raise ConnectionAbortedError("the driver was lost")
@@ -143,12 +143,12 @@ class _Agent:
     """Executes the messages of the driver: the sink of the data that come from it."""
 
     def __init__(
-        self, link: AgentLink, crew: Supervisor, begin: Begin, launch: LaunchWorker, variables: Mapping[str, str]
+        self, link: AgentLink, supervisor: Supervisor, begin: Begin, launch: LaunchWorker, variables: Mapping[str, str]
     ) -> None:
         self.is_leaving = False
         self.has_lost_driver = False
         self._link = link
-        self._crew = crew
+        self._supervisor = supervisor
         self._begin = begin
         self._launch = launch
         self._variables = variables
@@ -161,7 +161,7 @@ class _Agent:
         """The driver has ended, or is lost: so shall the workers."""
         self.has_lost_driver = not self.is_leaving
         self.is_leaving = True
-        self._crew.end()
+        self._supervisor.end()
 
     def sink(self, number: int, name: str) -> Sink:
         return _Output(self._link, number, name)
@@ -171,13 +171,13 @@ class _Agent:
         if isinstance(message, AgentLaunch):
             self._start(message)
         elif isinstance(message, AgentStop):
-            self._crew.stop(message.number)
+            self._supervisor.stop(message.number)
         elif isinstance(message, Kill):
-            self._crew.kill(message.number)
+            self._supervisor.kill(message.number)
         elif isinstance(message, EndAll):
-            self._crew.end(message.spare, message.signal)
+            self._supervisor.end(message.spare, message.signal)
         elif isinstance(message, PassOn):
-            self._crew.pass_on(message.signal)
+            self._supervisor.pass_on(message.signal)
         elif isinstance(message, AgentLeave):
             self.is_leaving = True
 
@@ -185,7 +185,7 @@ class _Agent:
         environment = {**os.environ, **message.environment, **self._variables, **secret_variable(self._link.secret)}
         threads = thread_variables(environment, usable_cores(), self._begin.ranks)
         try:
-            self._launch(self._crew, message.number, {**environment, **threads}, self)
+            self._launch(self._supervisor, message.number, {**environment, **threads}, self)
         except OSError as error:
             self._link.send(AgentFailed(message.number, NOT_STARTED.format(error)))
 

@@ -45,7 +45,7 @@ class AgentConnection:
 
 
 class Listener(Protocol):
-    """Hears from agents, in the thread of the switchboard."""
+    """Hears from agents, in the thread of the agent server."""
 
     def connected(self, link: AgentConnection) -> None:
         """An agent has connected."""

@@ -92,7 +92,7 @@ class HostsJob(ProcessJob, AgentReporter):
         self._hosts = _named(options.hosts or {})
         self._has_begun = False
         self._is_leaving = False
-        self._has_crew = self._has_hung_up = False
+        self._has_supervisor = self._has_hung_up = False
         self._unheard: set[int] = set()
         self._wanted: set[str] = set()  # of the other hosts
         self._unused: set[str] = set()
@@ -106,8 +106,8 @@ class HostsJob(ProcessJob, AgentReporter):
     def _open(self, stack: ExitStack) -> None:
         super()._open(stack)
         self._launch = stack.enter_context(self._work.opened())
-        self._crew = self._loop = stack.enter_context(Supervisor(self._options.grace))
-        self._has_crew = True
+        self._supervisor = self._loop = stack.enter_context(Supervisor(self._options.grace))
+        self._has_supervisor = True
         if self._options.shell is not None:
             self._others = stack.enter_context(self._other_hosts(self._options.shell))
         stack.push(self._leave)
@@ -129,28 +129,28 @@ class HostsJob(ProcessJob, AgentReporter):
             return
         try:
             self._others.end(None, ending_signal(error))
-            self._crew.leave(ending_signal(error), self._others.leave)
+            self._supervisor.leave(ending_signal(error), self._others.leave)
         except BaseException:
             self._others.hurry()
-            self._crew.hurry()
+            self._supervisor.hurry()
             raise
 
     def run(self) -> None:
         """Return when every worker has ended and none will be started."""
         self._find_hosts()
-        for event in self._crew.events(self._is_over):
+        for event in self._supervisor.events(self._is_over):
             self.happened(event)
 
     def pass_on(self, number: int) -> None:
         """Send the workers that have a handler the signal ``number``, soon; from a handler of signals, at any time."""
-        if self._has_crew:
+        if self._has_supervisor:
             self.soon(lambda: self._pass_on(number))
         else:
             self._missed(number)
 
     def _pass_on(self, number: int) -> None:
         self._has_hung_up |= number == signal.SIGHUP
-        is_heard = self._crew.pass_on(number)
+        is_heard = self._supervisor.pass_on(number)
         if not (self._others is not None and self._others.pass_on(number)) and not is_heard and not self._is_leaving:
             self._missed(number)
 
@@ -172,7 +172,7 @@ class HostsJob(ProcessJob, AgentReporter):
 
     def _start_here(self, number: int, environment: Mapping[str, str]) -> None:
         try:
-            self._launch(self._crew, number, environment, self._tails)
+            self._launch(self._supervisor, number, environment, self._tails)
         except OSError as error:
             if not self._limits.is_elastic:
                 raise
@@ -180,20 +180,20 @@ class HostsJob(ProcessJob, AgentReporter):
 
     @override
     def stop(self, worker: str) -> None:
-        self._crew.stop(number_of(worker))
+        self._supervisor.stop(number_of(worker))
         if self._others is not None:
             self._others.stop(number_of(worker))
 
     @override
     def kill(self, worker: str) -> None:
-        self._crew.kill(number_of(worker))
+        self._supervisor.kill(number_of(worker))
         if self._others is not None:
             self._others.kill(number_of(worker))
 
     @override
     def end(self, spare: str | None = None) -> None:
         number = None if spare is None else number_of(spare)
-        self._crew.end(number)
+        self._supervisor.end(number)
         if self._others is not None:
             self._others.end(number)
 
@@ -258,7 +258,7 @@ class HostsJob(ProcessJob, AgentReporter):
 
     def _other_hosts(self, shell: RemoteShell) -> OtherHosts:
         plan = AgentPlan(shell, self._work, self._options.start_timeout, self._options.grace, self._limits.most)
-        return OtherHosts(self._job, plan, self._crew, self._tails, self)
+        return OtherHosts(self._job, plan, self._supervisor, self._tails, self)
 
     def _is_over(self) -> bool:
         return self.driver.is_over and (self._others is None or self._others.leave())

@@ -102,7 +102,7 @@ class AgentLeave:
 FromDriver = Begin | AgentLaunch | AgentStop | Kill | EndAll | PassOn | AgentLeave
 
 
-# From the agent, which also sends the events of its crew.
+# From the agent, which also sends the events of its supervisor.
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class AgentPlan:
 
 
 class AgentReporter(Protocol):
-    """Hears of other hosts, in the loop of the crew."""
+    """Hears of other hosts, in the loop of the supervisor."""
 
     def agents_changed(self) -> None:
         """A host has got an agent, or lost it."""
@@ -106,23 +106,25 @@ class _Host:
 class OtherHosts(Listener):
     """Agents on the hosts that are :meth:`wanted`: a context manager.
 
-    They are processes of ``crew`` with negative numbers. All methods are called in the loop of the crew, and so are
-    those of ``reporter``. ``output`` gets what the workers write.
+    They are processes of ``supervisor`` with negative numbers. All methods are called in the loop of the supervisor,
+    and so are those of ``reporter``. ``output`` gets what the workers write.
     """
 
-    def __init__(self, job: Job, plan: AgentPlan, crew: Supervisor, output: Sinks, reporter: AgentReporter) -> None:
+    def __init__(
+        self, job: Job, plan: AgentPlan, supervisor: Supervisor, output: Sinks, reporter: AgentReporter
+    ) -> None:
         self._job = job
         self._plan = plan
-        self._crew = crew
+        self._supervisor = supervisor
         self._reporter = reporter
         self._hosts: dict[str, _Host] = {}
         self._numbers = itertools.count(-1, -1)
         self._sinks = SinkTable(output)
-        self._switchboard = AgentServer(job.host, job.secret, self)
+        self._agent_server = AgentServer(job.host, job.secret, self)
         self._stack = ExitStack()
 
     def __enter__(self) -> OtherHosts:
-        self._stack.enter_context(self._switchboard)
+        self._stack.enter_context(self._agent_server)
         return self
 
     def __exit__(
@@ -131,7 +133,7 @@ class OtherHosts(Listener):
         for host in self._hosts.values():
             host.slots = 0
             if host.link is None:
-                self._crew.kill(host.number)
+                self._supervisor.kill(host.number)
                 host.phase = _Phase.LEAVING
         self._stack.__exit__(kind, error, trace)
         self._sinks.close()
@@ -183,7 +185,7 @@ class OtherHosts(Listener):
     def end(self, spare: int | None, number: int = signal.SIGTERM) -> None:
         """Ask all workers to end by ``number``, ``spare`` last. A host that does not obey counts as lost."""
         self._tell_all(EndAll(spare, number))
-        self._crew.after(longest_end(self._plan.grace), self._give_up_workers)
+        self._supervisor.after(longest_end(self._plan.grace), self._give_up_workers)
 
     def leave(self) -> bool:
         """End the agents without workers; whether no worker is left."""
@@ -212,7 +214,7 @@ class OtherHosts(Listener):
         except OSError as error:
             self._give_up(host, f"its agent could not be started ({error})", OWN_ADVICE)
         else:
-            self._crew.after(self._plan.seconds, partial(self._check_up, host, host.number))
+            self._supervisor.after(self._plan.seconds, partial(self._check_up, host, host.number))
         return host
 
     def _launch(self, host: _Host) -> None:
@@ -222,12 +224,12 @@ class OtherHosts(Listener):
             "executors.agents.hosts.agent",
             host.name,
             self._job.host,
-            str(self._switchboard.port),
+            str(self._agent_server.port),
         ]
         with tempfile.TemporaryFile() as file:
             file.write(os.fsencode(script(os.getcwd(), self._variables(), command)))
             file.seek(0)
-            self._crew.launch(
+            self._supervisor.launch(
                 host.number,
                 self._plan.shell.command(host.name),
                 os.environ,
@@ -242,7 +244,7 @@ class OtherHosts(Listener):
 
     def _check_up(self, host: _Host, number: int) -> None:
         if host.phase is _Phase.STARTING and host.number == number:
-            self._crew.kill(number)
+            self._supervisor.kill(number)
             self._give_up(host, f"its agent did not connect within {self._plan.seconds:g} s")
 
     def _give_up(self, host: _Host, text: str, advice: str = "") -> None:
@@ -256,7 +258,7 @@ class OtherHosts(Listener):
             advice = advice or self._plan.shell.advice(host.name, os.environ)
             self._reporter.host_unusable(host.name, f"{text}; {advice}")
         host.said = text
-        self._crew.after(wait, partial(self._try_again, host))
+        self._supervisor.after(wait, partial(self._try_again, host))
 
     def _try_again(self, host: _Host) -> None:
         if host.phase is not _Phase.WAITING:
@@ -270,10 +272,10 @@ class OtherHosts(Listener):
         if host.workers or host.slots or host.phase in (_Phase.LEAVING, _Phase.WAITING):
             return
         if host.link is None:
-            self._crew.kill(host.number)
+            self._supervisor.kill(host.number)
         else:
             host.link.send(AgentLeave())
-            self._crew.after(longest_end(self._plan.grace), partial(self._crew.kill, host.number))
+            self._supervisor.after(longest_end(self._plan.grace), partial(self._supervisor.kill, host.number))
         host.phase = _Phase.LEAVING
 
     def _left(self, host: _Host) -> None:
@@ -301,19 +303,19 @@ class OtherHosts(Listener):
     def _host_of(self, number: int) -> _Host | None:
         return next((host for host in self._hosts.values() if number in host.workers), None)
 
-    # In the thread of the switchboard.
+    # In the thread of the agent server.
 
     @override
     def connected(self, link: AgentConnection) -> None:
-        self._crew.soon(lambda: self._connected(link))
+        self._supervisor.soon(lambda: self._connected(link))
 
     @override
     def received(self, link: AgentConnection, message: FromAgent) -> None:
-        self._crew.soon(lambda: self._received(message))
+        self._supervisor.soon(lambda: self._received(message))
 
     @override
     def disconnected(self, link: AgentConnection, text: str) -> None:
-        self._crew.soon(lambda: self._disconnected(link, text))
+        self._supervisor.soon(lambda: self._disconnected(link, text))
 
     # Messages of agents, in the loop.
 
@@ -324,7 +326,7 @@ class OtherHosts(Listener):
             return
         if link.hello.mismatch:
             link.close()
-            self._crew.kill(host.number)
+            self._supervisor.kill(host.number)
             self._give_up(host, link.hello.mismatch, SAME_VERSIONS)
             return
         host.phase, host.link = _Phase.UP, link
@@ -355,7 +357,7 @@ class OtherHosts(Listener):
         if host is None:
             return
         host.link, host.workers = None, set()
-        self._crew.kill(host.number)  # a remote shell does not notice that a link is cut
+        self._supervisor.kill(host.number)  # a remote shell does not notice that a link is cut
         if host.phase is _Phase.LEAVING:
             self._left(host)
             return

@@ -130,7 +130,7 @@ class Supervisor:
     ) -> None:
         """Start the worker of ``rank``, which inherits ``descriptors`` and reads ``stdin``.
 
-        ``messages`` is the reading end of a pipe of :class:`Frames`; the crew takes ownership of it. A process
+        ``messages`` is the reading end of a pipe of :class:`Frames`; the supervisor takes ownership of it. A process
         ``in_background`` is no worker: :meth:`end` asks it to end only when the workers have had the time of grace.
         Raises OSError if a process or a file of ``output`` cannot be made.
         """
@@ -180,7 +180,7 @@ class Supervisor:
         self._selector.register(descriptor, selectors.EVENT_READ, _Wake(descriptor, action))
 
     def attach(self, channel: Pipe) -> None:
-        """Read ``channel`` until its end, and close it then. It does not keep the crew from ending."""
+        """Read ``channel`` until its end, and close it then. It does not keep the supervisor from ending."""
         self._selector.register(channel.fd, selectors.EVENT_READ, channel)
 
     def stop(self, rank: int) -> None:

@@ -18,7 +18,8 @@ NOT_STARTED = "could not be started: {}"
 """How a worker failed whose start raised an OSError."""
 
 Launch = Callable[[Supervisor, int, Mapping[str, str], Sinks], None]
-"""Starts the worker of a number in a crew, with an environment and a destination for its output. Raises OSError."""
+"""Starts the worker of a number in a supervisor, with an environment and a destination for its output. Raises
+OSError."""
 
 
 class WorkerPayload(Protocol):
@@ -45,9 +46,14 @@ class CommandWork:
         yield partial(self._launch, descriptors)
 
     def _launch(
-        self, descriptors: Sequence[int], crew: Supervisor, number: int, environment: Mapping[str, str], output: Sinks
+        self,
+        descriptors: Sequence[int],
+        supervisor: Supervisor,
+        number: int,
+        environment: Mapping[str, str],
+        output: Sinks,
     ) -> None:
-        crew.launch(number, self.command, environment, output, descriptors=descriptors)
+        supervisor.launch(number, self.command, environment, output, descriptors=descriptors)
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class CallWork:
         self,
         file: int,
         descriptors: Sequence[int],
-        crew: Supervisor,
+        supervisor: Supervisor,
         number: int,
         environment: Mapping[str, str],
         output: Sinks,
@@ -82,7 +88,7 @@ class CallWork:
         path = search_path(environment.get("PYTHONPATH")) if self.path is None else self.path
         given = {**environment, "PYTHONPATH": self.search(path) if self.search else path}
         launch_call(
-            lambda command, messages, inherited: crew.launch(
+            lambda command, messages, inherited: supervisor.launch(
                 number, command, given, output, messages, (*inherited, *descriptors)
             ),
             self.python or sys.executable,

@@ -60,23 +60,24 @@ def run_function_by_mpi(call: bytes, job: MpiJob, options: MpiOptions) -> list[o
     environment = environment_of(job, {**options.variables, **path, **secret_variable(secret)})
     address = LOOPBACK if all(map(is_this_host, job.hosts)) else address_for(job.hosts, given)
     with ExitStack() as stack:
-        crew, tails = stack.enter_context(Supervisor()), Tails(MpiConsole())
-        ranks = _Ranks(crew, CallWork(call), job, options)
+        supervisor, tails = stack.enter_context(Supervisor()), Tails(MpiConsole())
+        ranks = _Ranks(supervisor, CallWork(call), job, options)
         port = stack.enter_context(AgentServer(address, secret, ranks)).port
         task = [options.python, "-m", "executors.agents.mpi.task", address, str(port), str(job.size)]
         whole = replace(job, command=task)
         command = mpirun_of(whole, environment)
-        launch(crew, whole, command.words, command.variables, tails, options.is_verbose)
-        crew.after(options.start_timeout, ranks.check_up)
-        codes = [ranks.launcher_ended(event) for event in crew.events(ranks.are_gone) if isinstance(event, Ended)]
+        launch(supervisor, whole, command.words, command.variables, tails, options.is_verbose)
+        supervisor.after(options.start_timeout, ranks.check_up)
+        codes = [ranks.launcher_ended(event) for event in supervisor.events(ranks.are_gone) if isinstance(event, Ended)]
     return ranks.values(codes[0], tails.last_lines(0))
 
 
 class _Ranks:
-    """The ranks of ``job``, as their connections tell; all but the first three methods are for the loop of ``crew``."""
+    """The ranks of ``job``, as their connections tell; all but the first three methods are for the loop of
+    ``supervisor``."""
 
-    def __init__(self, crew: Supervisor, work: CallWork, job: MpiJob, options: MpiOptions) -> None:
-        self._crew = crew
+    def __init__(self, supervisor: Supervisor, work: CallWork, job: MpiJob, options: MpiOptions) -> None:
+        self._supervisor = supervisor
         self._work = work
         self._job = job
         self._options = options
@@ -86,16 +87,16 @@ class _Ranks:
         self._lost: list[int] = []
         self._is_ended = False
 
-    # In the thread of the switchboard.
+    # In the thread of the agent server.
 
     def connected(self, link: AgentConnection) -> None:
-        self._crew.soon(lambda: self._connected(link))
+        self._supervisor.soon(lambda: self._connected(link))
 
     def received(self, link: AgentConnection, message: FromAgent) -> None:
-        self._crew.soon(lambda: self._received(link, message))
+        self._supervisor.soon(lambda: self._received(link, message))
 
     def disconnected(self, link: AgentConnection, text: str) -> None:
-        self._crew.soon(lambda: self._disconnected(link))
+        self._supervisor.soon(lambda: self._disconnected(link))
 
     # In the loop.
 
@@ -115,7 +116,7 @@ class _Ranks:
 
     def launcher_ended(self, event: Ended) -> int | None:
         """Its exit code, None if it was asked to end. A rank that outlives it has the time of grace."""
-        self._crew.after(GRACE_SECONDS, self._cut)
+        self._supervisor.after(GRACE_SECONDS, self._cut)
         return None if self._is_ended else event.code
 
     def values(self, code: int | None, last_lines: tuple[str, ...]) -> list[object]:
@@ -169,11 +170,11 @@ class _Ranks:
 
     def _end_after(self, seconds: float) -> None:
         """mpirun ends all ranks when one fails; this is for a rank that fails without an exit code."""
-        self._crew.after(seconds, self._end)
+        self._supervisor.after(seconds, self._end)
 
     def _end(self) -> None:
         self._is_ended = True
-        self._crew.end()
+        self._supervisor.end()
 
     def _cut(self) -> None:
         for link in self._links:

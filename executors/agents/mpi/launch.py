@@ -68,11 +68,16 @@ def _address(job: MpiJob, environment: Mapping[str, str]) -> str | None:
 
 
 def launch(
-    crew: Supervisor, job: MpiJob, words: Sequence[str], environment: Mapping[str, str], output: Sinks, is_verbose: bool
+    supervisor: Supervisor,
+    job: MpiJob,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    output: Sinks,
+    is_verbose: bool,
 ) -> None:
-    """Start the launcher of ``job`` as the worker 0 of ``crew``. Raises OSError."""
+    """Start the launcher of ``job`` as the worker 0 of ``supervisor``. Raises OSError."""
     if is_verbose:
         say(shlex.join(words))
     if job.output_directory is not None:
         Path(job.output_directory).mkdir(parents=True, exist_ok=True)
-    crew.launch(0, words, environment, output)
+    supervisor.launch(0, words, environment, output)

@@ -1,4 +1,4 @@
-"""Jobs of a Ray Client, a process outside of the cluster: a deputy inside of it drives them."""
+"""Jobs of a Ray Client, a process outside of the cluster: a remote driver inside of it drives them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STOP_S = 10.0
 
 
 class ClientJob:
-    """A :class:`executors.agents.ray.job.RayJob` that a deputy drives, with the same methods and errors."""
+    """A :class:`executors.agents.ray.job.RayJob` that a remote driver drives, with the same methods and errors."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ClientJob:
         return values
 
     def submit(self, call: ObjectRef[Call]) -> list[ObjectRef[Any]]:
-        """The values do not belong to the deputy, so they outlive it."""
+        """The values do not belong to the remote driver, so they outlive it."""
         self._driver.do("check")
         self._actors = self._actors or self._driver.workers()
         return [actor.run_plain.remote([call]) for actor in self._actors]
@@ -64,7 +64,7 @@ class ClientJob:
         self._driver.close()
 
 
-def run_elastic_by_deputy(
+def run_elastic_by_remote_driver(
     work: ActorWork, limits: Limits, options: ElasticOptions, callbacks: Sequence[Callback] = ()
 ) -> list[Any]:
     """As :func:`executors.agents.ray.elastic.run_elastic`."""
@@ -74,18 +74,18 @@ def run_elastic_by_deputy(
 
 
 class _RemoteDriver:
-    """A deputy, which ends with :meth:`close`, and when the wait for it is interrupted."""
+    """A remote driver, which ends with :meth:`close`, and when the wait for it is interrupted."""
 
     def __init__(self) -> None:
         self._resources = ExitStack()
         self._life = WorkerLife(self._resources.close)
-        self._actor = _start_deputy()
+        self._actor = _start_remote_driver()
         self._resources.callback(self._kill)
 
     def do(self, method: str, *args: object, callbacks: Sequence[Callback] = ()) -> Any:
-        """The value of a method of the deputy; ``callbacks`` get what the workers log meanwhile.
+        """The value of a method of the remote driver; ``callbacks`` get what the workers log meanwhile.
 
-        Raises what the method does, and ExecutorError when the deputy is lost.
+        Raises what the method does, and ExecutorError when the remote driver is lost.
         """
         request = getattr(self._actor, method).remote(*args)
         try:
@@ -102,11 +102,11 @@ class _RemoteDriver:
         return actors
 
     def check(self) -> None:
-        """Raise ExecutorError if the deputy has ended."""
+        """Raise ExecutorError if the remote driver has ended."""
         self._life.check()
 
     def close(self) -> None:
-        """Let the deputy end its workers, and end it. May be called twice."""
+        """Let the remote driver end its workers, and end it. May be called twice."""
         if not self._life.is_over and self._life.is_connected:
             with suppress(ExecutorError):
                 self.do("close")
@@ -156,7 +156,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__} interrupted the wait for its workers"
 
 
-def _start_deputy() -> Any:
+def _start_remote_driver() -> Any:
     # This server ends the job of a client that was killed, so the job gains nothing from another node.
     beside_server = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # For the call, for news and for the request to stop.

@@ -96,7 +96,7 @@ class RayJob:
         self._members = launch(reservation, settings.timeout_s)
         self._resources.callback(self._life.if_connected, kill, self.actors)
         _check_spread(request, self._members)
-        reservation.await_keeper(settings.timeout_s)
+        reservation.await_reaper(settings.timeout_s)
         return Course(requested, placed)
 
     def _prepare(self, settings: MiniSettings, variables: Mapping[str, str]) -> None:

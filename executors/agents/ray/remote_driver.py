@@ -1,4 +1,4 @@
-"""The deputy: an actor that drives the job of a client outside of the cluster."""
+"""The remote driver: an actor that drives the job of a client outside of the cluster."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class ElasticSparkJob(ProcessJob, Listener):
         self._broadcasts = call.broadcasts
         self._work = CallWork(call.data, options.executable, None, options.search_path)
         self._loop = Loop()
-        self._switchboard = AgentServer(bound, self._job.secret, self)
+        self._agent_server = AgentServer(bound, self._job.secret, self)
         self._links: dict[str, AgentConnection] = {}
         self._refused: dict[str, AgentConnection] = {}
         self._workers: dict[int, str] = {}
@@ -94,7 +94,7 @@ class ElasticSparkJob(ProcessJob, Listener):
         super()._open(stack)
         self._sinks = SinkTable(self._tails)
         stack.callback(self._sinks.close)
-        stack.enter_context(self._switchboard)
+        stack.enter_context(self._agent_server)
 
     def run(self) -> None:
         """Return when every worker has ended and none will be started. Raises the failure, if there was one."""
@@ -113,7 +113,7 @@ class ElasticSparkJob(ProcessJob, Listener):
 
     def _begin_stage(self) -> None:
         """Let Spark start a task for each partition."""
-        address = DriverAddress(self._reached, self._switchboard.port, self._job.secret)
+        address = DriverAddress(self._reached, self._agent_server.port, self._job.secret)
         number, feeder, broadcasts = len(self._stages), self._options.feeder, self._broadcasts
 
         def task(batches: Iterator[Any]) -> Iterator[Any]:
@@ -178,7 +178,7 @@ class ElasticSparkJob(ProcessJob, Listener):
         if slot in self._links:
             self._links[slot].send(message)
 
-    # In the thread of the switchboard, and of Spark.
+    # In the thread of the agent server, and of Spark.
 
     @override
     def connected(self, link: AgentConnection) -> None:

@@ -117,12 +117,12 @@ class TaskWorker:
     def _run(self) -> None:
         rank, python = self._member.slot.rank, self._plan.executable or sys.executable
         check_command(python, self._environment(), self._member.location.name)
-        with call_file(self._plan.call) as file, Supervisor(self._plan.grace) as crew:
-            crew.listen(self._wake_reader, crew.end)
+        with call_file(self._plan.call) as file, Supervisor(self._plan.grace) as supervisor:
+            supervisor.listen(self._wake_reader, supervisor.end)
             if self._member.connection is not None:
-                crew.listen(self._member.connection.fileno(), self._stop)
+                supervisor.listen(self._member.connection.fileno(), self._stop)
             launch_call(
-                lambda command, messages, inherited: crew.launch(
+                lambda command, messages, inherited: supervisor.launch(
                     rank,
                     command,
                     self._environment(),
@@ -134,29 +134,29 @@ class TaskWorker:
                 file,
                 self._member.location.name,
             )
-            crew.after(self._plan.start_timeout, lambda: self._check_up(crew))
-            for event in crew.events():
-                self._handle(crew, event)
+            supervisor.after(self._plan.start_timeout, lambda: self._check_up(supervisor))
+            for event in supervisor.events():
+                self._handle(supervisor, event)
 
-    def _handle(self, crew: Supervisor, event: Event) -> None:
+    def _handle(self, supervisor: Supervisor, event: Event) -> None:
         if isinstance(event, MessageReceived) and not event.message:
             self._started = True
         elif isinstance(event, MessageReceived):
             outcome: Outcome = pickle.loads(event.message)
             self._reported = outcome
-            self._finish(crew, outcome)
+            self._finish(supervisor, outcome)
         elif isinstance(event, Ended) and self._reported is None and not self._stopped.is_set():
             slot, name = self._member.slot, self._member.location.name
             self._reported = self._outcome_of(died(event, " before its function returned", slot.host, name))
 
-    def _finish(self, crew: Supervisor, outcome: Outcome) -> None:
+    def _finish(self, supervisor: Supervisor, outcome: Outcome) -> None:
         if not outcome.failed:
             self._note_end()
-            crew.after(TEARDOWN_SECONDS, crew.end)
+            supervisor.after(TEARDOWN_SECONDS, supervisor.end)
             return
         if not outcome.consequence:
             self._publish(OVER)
-        crew.end(spare=outcome.rank)
+        supervisor.end(spare=outcome.rank)
 
     def _note_end(self) -> None:
         """Let ranks that wait for this one in init() hear that it will not come."""
@@ -164,13 +164,13 @@ class TaskWorker:
         with suppress(HorovodInternalError):  # the server is gone, so no rank waits
             EndNotes(self._member.store, self._member.environment["HOROVOD_JOB_ID"]).leave(slot.rank, name, "returned")
 
-    def _check_up(self, crew: Supervisor) -> None:
+    def _check_up(self, supervisor: Supervisor) -> None:
         if not self._started and self._reported is None:
             seconds = f"{self._plan.start_timeout:g} s"
             where = f"rank {self._member.slot.rank} on {self._member.location.name}"
             text = f"the Python of {where} did not come up within {seconds}; raise start_timeout if the host is slow"
             self._reported = self._outcome_of(StartTimeoutError(text))
-            crew.end()
+            supervisor.end()
 
     def _await_end(self) -> None:
         while True:

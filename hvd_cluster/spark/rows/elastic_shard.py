@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hvd_cluster.elastic.shard_progress import Portion, ShardProgress
+from hvd_cluster.elastic.shard_progress import DataShard, ShardProgress
 from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.spark.rows.shard import Shard
 
@@ -39,7 +39,7 @@ class ElasticShard(ShardProgress):
     """
 
     def __init__(self, shard: Shard, number: int) -> None:
-        super().__init__(Portion(number, shard.rows, shard.digest()), shard.batch_size)
+        super().__init__(DataShard(number, shard.rows, shard.digest()), shard.batch_size)
         self._shard = shard
 
     @property

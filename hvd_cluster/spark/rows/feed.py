@@ -167,8 +167,8 @@ class Rows:
         selection, order = self.selection, Order(self.batch_size, self.shuffle, self.seed, rank)
         forms = [Form(stack.dtype, stack.flat) for stack in selection.stacks]
         splits = 2 if selection.has_validation else 1
-        with open_reader(forms, splits) as spill, open_epoch_log() as epochs:
-            training, validation = (Source(spill, split, *selection.sides) for split in (0, 1))
+        with open_reader(forms, splits) as stream, open_epoch_log() as epochs:
+            training, validation = (Source(stream, split, *selection.sides) for split in (0, 1))
             kept_apart = Shard(validation, replace(order, shuffle=False), epochs, None) if splits == 2 else None
             yield Shard(training, order, epochs, kept_apart)
 

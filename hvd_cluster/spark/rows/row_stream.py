@@ -5,7 +5,7 @@ Any range of rows is one piece of memory once it is mapped. The files never had 
 vanish with the processes, even if these are killed.
 
 One more file is the log of the task's progress. The task appends a record each time it has written rows; a reader looks
-at the last whole record. No record is ever taken out, so any number of threads and processes may read the same spill:
+at the last whole record. No record is ever taken out, so any number of threads and processes may read the same stream:
 those that a worker forks, or that ``multiprocessing`` starts. Nothing goes through the pipe. Its end tells the readers
 that the task has ended.
 """
@@ -57,7 +57,7 @@ class StreamProgress:
     widths: tuple[int, ...]
 
     def pack(self) -> bytes:
-        """As bytes; records of one spill have one length."""
+        """As bytes; records of one stream have one length."""
         return struct.pack(_format(len(self.rows), len(self.widths)), *self.rows, self.complete, *self.widths)
 
     def has(self, split: int, rows: int | None) -> bool:
@@ -66,7 +66,7 @@ class StreamProgress:
 
     @classmethod
     def last(cls, log: int, splits: int, arrays: int) -> StreamProgress:
-        """The last whole record of the file with the descriptor ``log``; before the first, a spill without rows."""
+        """The last whole record of the file with the descriptor ``log``; before the first, a stream without rows."""
         layout = _format(splits, arrays)
         size = struct.calcsize(layout)
         records = os.fstat(log).st_size // size
@@ -256,7 +256,8 @@ def _take(array: Array, rows: npt.NDArray[np.int64]) -> Array:
 
 @contextmanager
 def open_reader(forms: Sequence[Form], splits: int) -> Iterator[RowReader]:
-    """The reader of the spill that the environment names; open it once in a worker, because it takes the descriptors.
+    """The reader of the row stream that the environment names; open it once in a worker, because it takes the
+    descriptors.
 
     Raises ExecutorError outside of a worker that gets rows.
     """

@@ -65,19 +65,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Source:
-    """One part of the rows of a spill, and how its arrays make a batch.
+    """One part of the rows of a row stream, and how its arrays make a batch.
 
     ``arrays`` is the number of arrays on each side: features, labels and, if any, weights.
     ``nested`` says for each side whether its arrays are in a tuple.
     """
 
-    spill: RowReader
+    stream: RowReader
     split: int
     arrays: tuple[int, ...]
     nested: tuple[bool, ...]
 
     def wait(self, rows: int | None = None) -> int:
-        return self.spill.wait(self.split, rows)
+        return self.stream.wait(self.split, rows)
 
 
 class Shard:
@@ -161,8 +161,8 @@ class Shard:
         the shapes (None,) or (None, columns).
         """
         source, batches = self._source, len(self)
-        widths = source.spill.widths if batches else (0,) * sum(source.arrays)
-        return dataset(self._epoch, source.spill.forms, widths, self._order.batch_size, self._packed, batches)
+        widths = source.stream.widths if batches else (0,) * sum(source.arrays)
+        return dataset(self._epoch, source.stream.forms, widths, self._order.batch_size, self._packed, batches)
 
     # For workers that come and go: the same batches in any process that has the same rows in the same order.
 
@@ -173,13 +173,13 @@ class Shard:
 
     def widths(self) -> tuple[int, ...]:
         """The number of elements of a row in each array; zeros if there are no rows. Waits for the last one."""
-        return self._source.spill.widths if self.rows else ()
+        return self._source.stream.widths if self.rows else ()
 
     def digest(self) -> int:
         """A checksum of all rows in their order. Waits for the last one."""
         rows, value = self.rows, 0
         for first in range(0, rows, DIGEST_ROWS):
-            for array in self._source.spill.view(self._source.split, first, min(first + DIGEST_ROWS, rows)):
+            for array in self._source.stream.view(self._source.split, first, min(first + DIGEST_ROWS, rows)):
                 value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
         return value
 
@@ -194,7 +194,7 @@ class Shard:
         """
         source, size = self._source, self.batch_size
         rows = min(self.rows, size)
-        arrays = source.spill.view(source.split, 0, rows) if rows else source.spill.zeros(widths, size)
+        arrays = source.stream.view(source.split, 0, rows) if rows else source.stream.zeros(widths, size)
         return next(self._batches_of(arrays))
 
     def _rest(self, epoch: int, first: int) -> Iterator[list[Array]]:
@@ -202,16 +202,16 @@ class Shard:
         rows, begin = source.wait(), first * order.batch_size
         if rows == 0:
             return
-        window = Window.of(source.spill.row_bytes(), order.batch_size)
+        window = Window.of(source.stream.row_bytes(), order.batch_size)
         if not order.shuffle:
             for start in range(begin, rows, window.rows):
-                yield source.spill.view(source.split, start, min(start + window.rows, rows))
+                yield source.stream.view(source.split, start, min(start + window.rows, rows))
             return
         windows = mixed(np.random.default_rng([order.seed, order.rank, epoch]), rows, window)
         for number, indices in enumerate(windows):
             left = indices[max(0, begin - number * window.rows) :]
             if len(left):
-                yield source.spill.take(source.split, left)
+                yield source.stream.take(source.split, left)
 
     def _as(self, cut: Cut) -> Shard:
         # A copy, which counts the epochs together with this one.
@@ -243,14 +243,14 @@ class Shard:
         source, order = self._source, self._order
         if source.wait(1) == 0:
             return
-        window = Window.of(source.spill.row_bytes(), order.batch_size)
+        window = Window.of(source.stream.row_bytes(), order.batch_size)
         if not order.shuffle:
             yield from self._in_order(window, worker)
             return
         generator = np.random.default_rng([order.seed, order.rank, epoch])
         rows = mixed(generator, source.wait(), window) if epoch else self._as_they_come(generator, window)
         for indices in own_batches(rows, order.batch_size, worker.number, worker.count):
-            yield source.spill.take(source.split, indices)
+            yield source.stream.take(source.split, indices)
 
     def _in_order(self, window: Window, worker: LoaderWorker) -> Iterator[list[Array]]:
         source, size = self._source, self._order.batch_size
@@ -258,7 +258,7 @@ class Shard:
         most = size if others else window.rows
         while (count := min(source.wait(first + size) - first, most)) > 0:
             count -= count % size if count > size else 0
-            yield source.spill.view(source.split, first, first + count)
+            yield source.stream.view(source.split, first, first + count)
             first += count + others
 
     def _as_they_come(self, generator: np.random.Generator, window: Window) -> Iterator[Indices]:

@@ -14,7 +14,7 @@ from collectives.api import InvalidRequestError, MismatchError, NotInitializedEr
 from collectives.engine.engine import Engine
 from hvd_cluster.comparison.meeting import agreed_names
 from hvd_cluster.core import basics
-from hvd_cluster.gradients.duplicate_names import OptimizerEntry, rivals
+from hvd_cluster.gradients.duplicate_names import OptimizerEntry, optimizers
 from hvd_cluster.gradients.options import Options, check_passes
 from hvd_cluster.torch.optimizer.buckets import Inventory, Names, groups_of
 from hvd_cluster.torch.optimizer.in_flight import BucketsInFlight, Failure
@@ -129,7 +129,7 @@ class GradientCombiner:
             lambda: self.is_under_way,
             inventory.model,
         )
-        self.claim = rivals.add(optimizer, member)
+        self.claim = optimizers.add(optimizer, member)
         self.spares = Spares()
         self._setup = Setup(inventory.names, inventory.compressors, options, self.claim, self.spares)
         self._flight = BucketsInFlight(inventory, self._setup)
@@ -281,8 +281,8 @@ class GradientCombiner:
         return None
 
     def _require_sole_owner(self) -> None:
-        rivals.collect_garbage()
-        for other in rivals.all():
+        optimizers.collect_garbage()
+        for other in optimizers.all():
             theirs = other.member.parameters()
             shared = [self._setup.names[each] for each in self.buckets if other is not self.claim and each in theirs]
             if shared:
@@ -352,7 +352,7 @@ class GradientCombiner:
         """Where the parameters of the ranks match by position, and only the names differ, the names become equal."""
         process_set, inventory = self.options.process_set, self.inventory
         if self._is_member:
-            agreed = agreed_names(inventory.model(), lambda: rivals.models(process_set), process_set)
+            agreed = agreed_names(inventory.model(), lambda: optimizers.models(process_set), process_set)
             inventory.rename(agreed.names)
             self._is_compared = agreed.is_final
 

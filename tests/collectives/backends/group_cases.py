@@ -1,4 +1,4 @@
-"""Requirements of every backend that connects a group over a network. ``join`` makes the joining of a member."""
+"""Requirements of every backend that connects a group over a network. ``join`` makes the bootstrap of a member."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, ShutDownError
-from collectives.backends.base import Backend, Group, Joining
+from collectives.backends.base import Backend, Bootstrap, Group
 from collectives.net.interfaces import LOOPBACK
 from collectives.store.memory import MemoryStore, PrefixStore
 from tests.collectives.backends import offers
@@ -21,7 +21,7 @@ SOON = 4.0  # What a test that breaks connections may leave behind ends after th
 EMPTY = np.empty(0, np.uint8)
 LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["direct", "ring"])
 
-Join = Callable[[Group, float, str], Joining]
+Join = Callable[[Group, float, str], Bootstrap]
 
 
 def connect(join: Join, group, store, timeout=20.0, address=LOOPBACK, patience=20.0) -> Backend:

@@ -12,7 +12,7 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, ReduceOp, SettingsError, Topology
 from collectives.backends import registry
-from collectives.backends.mpi import MpiJoining, transport
+from collectives.backends.mpi import MpiBootstrap, transport
 from collectives.backends.mpi.library import start_mpi
 from collectives.net.attempts import ConnectAttempt
 from collectives.settings import Settings
@@ -35,9 +35,9 @@ def exchanged(offer, members):
 
 
 def connected(members=range(SIZE), timeout=SECONDS, seconds=SECONDS):
-    joining = MpiJoining(group_of(len(members), list(members).index(RANK)), timeout)
+    bootstrap = MpiBootstrap(group_of(len(members), list(members).index(RANK)), timeout)
     with ConnectAttempt(seconds) as attempt:
-        return joining.connect(exchanged(joining.offer, members), attempt)
+        return bootstrap.connect(exchanged(bootstrap.offer, members), attempt)
 
 
 def everything():
@@ -67,9 +67,9 @@ def everything():
 def staged(stack):
     """The backend of two hosts with two ranks each. Open MPI's allreduce would be slow between them."""
     topology = Topology(RANK, 4, RANK % 2, 2, RANK // 2, 2, hosts=("a", "a", "b", "b"), cores=2)
-    joining, _ = registry.prepare(range(4), topology, Settings(cpu_operations="mpi"), "127.0.0.1")
+    bootstrap, _ = registry.prepare(range(4), topology, Settings(cpu_operations="mpi"), "127.0.0.1")
     with ConnectAttempt(SECONDS) as attempt:
-        backend = joining.connect(exchanged(joining.offer, range(4)), attempt)
+        backend = bootstrap.connect(exchanged(bootstrap.offer, range(4)), attempt)
     stack.callback(backend.close)
     assert [part.name for part in backend._parts] == ["mpi"] * 3
     is_fast_across = MPI.get_vendor()[0] != "Open MPI"
@@ -80,7 +80,7 @@ def staged(stack):
 
 def late_peer():
     """A member that does not come ends the attempt of the others. What they have sent does not disturb the next one."""
-    first = MpiJoining(group_of(SIZE, RANK), SECONDS)
+    first = MpiBootstrap(group_of(SIZE, RANK), SECONDS)
     offers = exchanged(first.offer, range(SIZE))
     if RANK:
         with ConnectAttempt(0.2) as attempt, pytest.raises(CollectiveTimeoutError, match="did not connect to MPI with"):
@@ -104,7 +104,7 @@ def abort():
         for backend, length in zip(backends, (10, 1_000_000), strict=True):
             matrix.abort_from_thread(backend, np.ones(length, np.float32))
         with pytest.raises(SettingsError, match=r"MPI cannot be used again in this process \(told to stop\); start"):
-            MpiJoining(group_of(SIZE, RANK), SECONDS)
+            MpiBootstrap(group_of(SIZE, RANK), SECONDS)
     WORLD.barrier()  # mpirun ends the others when the first of them ends
     for backend in backends:
         backend.abort(HorovodInternalError("rank 0 has ended"))

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from collectives.api import CollectiveTimeoutError, Store
-from collectives.backends.base import Backend, Group, Joining
+from collectives.backends.base import Backend, Bootstrap, Group
 from collectives.net.attempts import ConnectAttempt
 from tests.collectives.backends.members import in_threads
 
@@ -19,13 +19,14 @@ __all__ = ["exchange_offers", "meet", "with_backends"]
 SLICE_SECONDS = 0.2
 
 
-def meet(joining: Joining, store: Store, timeout: float) -> Backend:
-    """The backend of ``joining``, whose members exchange their offers through ``store`` within ``timeout`` seconds."""
+def meet(bootstrap: Bootstrap, store: Store, timeout: float) -> Backend:
+    """The backend of ``bootstrap``, whose members exchange their offers through ``store`` within ``timeout``
+    seconds."""
     with ConnectAttempt(timeout) as attempt:
         try:
-            return joining.connect(exchange_offers(joining.group, joining.offer, store, attempt), attempt)
+            return bootstrap.connect(exchange_offers(bootstrap.group, bootstrap.offer, store, attempt), attempt)
         finally:
-            joining.close()
+            bootstrap.close()
 
 
 def with_backends(size: int, connect: Callable[[int], Any], body: Callable[[Any], object]) -> None:

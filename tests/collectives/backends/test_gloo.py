@@ -26,9 +26,9 @@ from collectives.api import (
 )
 from collectives.backends import registry
 from collectives.backends.adasum import adasum
-from collectives.backends.gloo import GlooBackend, GlooJoining
+from collectives.backends.gloo import GlooBackend, GlooBootstrap
+from collectives.backends.gloo.bootstrap import _Construction
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
-from collectives.backends.gloo.joining import _Construction
 from collectives.backends.gloo.transport import GlooTransport
 from collectives.backends.host import Workspace
 from collectives.buffers import Buffer
@@ -41,18 +41,18 @@ from tests.collectives.backends.matrix import abort_from_thread, reduce_until_er
 from tests.collectives.backends.members import Processes, group_of
 from tests.interrupts import interrupted
 
-connect, with_backends = partial(group_cases.connect, GlooJoining), partial(group_cases.with_backends, GlooJoining)
+connect, with_backends = partial(group_cases.connect, GlooBootstrap), partial(group_cases.with_backends, GlooBootstrap)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes(size):
     """One launch for all that needs real processes but no death, because starting them takes longest."""
-    with Processes(size, partial(group_cases.work_in_a_process, GlooJoining)) as processes:
+    with Processes(size, partial(group_cases.work_in_a_process, GlooBootstrap)) as processes:
         assert processes.results() == ["done"] * size
 
 
 def test_killed_member():
-    with Processes(3, partial(group_cases.reduce_in_a_process, GlooJoining)) as processes:
+    with Processes(3, partial(group_cases.reduce_in_a_process, GlooBootstrap)) as processes:
         for rank in range(3):
             assert processes.hear(rank) == "reducing"
         processes.kill(1)
@@ -125,20 +125,20 @@ def test_workspace_keeps_no_more_than_its_limit(monkeypatch):
 
 @LENGTHS
 def test_abort_reaches_members_that_do_not_talk_to_the_aborted_one(length):
-    group_cases.check_abort_reaches_others(GlooJoining, length)
+    group_cases.check_abort_reaches_others(GlooBootstrap, length)
 
 
 @LENGTHS
 def test_silent_member(length):
-    group_cases.check_silent_member(GlooJoining, length)
+    group_cases.check_silent_member(GlooBootstrap, length)
 
 
 def test_abort_before_a_call_and_after_close():
-    group_cases.check_abort_before_a_call_and_after_close(GlooJoining)
+    group_cases.check_abort_before_a_call_and_after_close(GlooBootstrap)
 
 
 def test_closing_is_idempotent_and_peers_notice():
-    group_cases.check_closing(GlooJoining)
+    group_cases.check_closing(GlooBootstrap)
 
 
 def test_an_operation_that_nothing_can_end_is_left_to_a_thread(monkeypatch):
@@ -212,7 +212,7 @@ def test_a_lack_of_descriptors_is_named_where_gloo_begins_to_listen(monkeypatch)
 
     monkeypatch.setattr(torch.distributed.ProcessGroupGloo, "create_device", refuse)
     with pytest.raises(HorovodInternalError, match="raise the limit of ulimit -n") as caught:
-        GlooJoining(group_of(2), 20.0)
+        GlooBootstrap(group_of(2), 20.0)
     assert type(caught.value) is HorovodInternalError
 
 
@@ -223,8 +223,8 @@ def test_nobody_comes():
 
 def test_an_interrupt_at_any_line_of_the_preparation_leaves_no_thread_and_no_descriptor():
     made, number = [], 0
-    functions = GlooJoining.__init__, _Construction.__init__, _Construction.begin
-    while interrupted(number, functions, lambda: made.append(GlooJoining(group_of(2), SOON))):
+    functions = GlooBootstrap.__init__, _Construction.__init__, _Construction.begin
+    while interrupted(number, functions, lambda: made.append(GlooBootstrap(group_of(2), SOON))):
         number += 1
     made[0].close()
     assert number > 10
@@ -232,7 +232,7 @@ def test_an_interrupt_at_any_line_of_the_preparation_leaves_no_thread_and_no_des
 
 def test_an_address_of_another_host():
     with pytest.raises(SettingsError, match=r"'192\.0\.2\.1'.*interfaces of this host are: .*lo"):
-        GlooJoining(group_of(1), 20.0, "192.0.2.1")
+        GlooBootstrap(group_of(1), 20.0, "192.0.2.1")
 
 
 @pytest.mark.skipif(not interfaces._ipv6("lo"), reason="no IPv6 here")
@@ -262,9 +262,9 @@ def test_ranks_of_one_host_listen_where_no_other_host_reaches_them(hosts, chosen
     """127.0.0.7 stands for a public address."""
     before = listeners()
     topology = Topology(0, 2, hosts=tuple(hosts))
-    joining, _ = registry.prepare([0, 1], topology, Settings(cpu_operations="gloo", interface=chosen), "127.0.0.7")
+    bootstrap, _ = registry.prepare([0, 1], topology, Settings(cpu_operations="gloo", interface=chosen), "127.0.0.7")
     assert [socket.inet_ntoa(end[4:8]) for end in listeners() - before] == [address]
-    joining.close()
+    bootstrap.close()
 
 
 def test_without_torch(monkeypatch):
@@ -276,7 +276,7 @@ def test_without_torch(monkeypatch):
     importing = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ImportError, match=r"pip install 'hvd-cluster\[torch\]'"):
-        GlooJoining(group_of(1), 20.0)
+        GlooBootstrap(group_of(1), 20.0)
 
 
 @pytest.mark.parametrize(("timeout", "expected"), [(0.01, CollectiveTimeoutError), (20.0, PeerLostError)])

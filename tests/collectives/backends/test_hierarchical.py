@@ -214,5 +214,5 @@ def _work_in_a_process(member: Member) -> str:
 
 def _connect(member: Member, name: str, **settings: str) -> HierarchicalBackend:
     topology, store = Topology(member.rank, member.size, hosts=tuple("aabb")), PrefixStore(member.store, name)
-    joining, _ = registry.prepare(range(member.size), topology, Settings(**settings), "127.0.0.1")
-    return meet(joining, store, 30.0)
+    bootstrap, _ = registry.prepare(range(member.size), topology, Settings(**settings), "127.0.0.1")
+    return meet(bootstrap, store, 30.0)

@@ -15,7 +15,7 @@ from collectives.backends.hierarchical.backend import HierarchicalBackend
 from collectives.backends.hierarchical.vote import HostsVote
 from collectives.backends.host import HostBackend
 from collectives.backends.messaging import MessagingBackend
-from collectives.backends.shm import ShmJoining
+from collectives.backends.shm import ShmBootstrap
 from collectives.backends.tcp import TcpBackend
 from collectives.store.memory import MemoryStore, PrefixStore
 from tests.collectives.backends.members import group_of, in_threads
@@ -135,7 +135,7 @@ def with_parts(hosts: str, body: Callable[[HierarchicalBackend], None], is_share
             return connect(group.part(positions), PrefixStore(store, f"{name}-{positions}"), crowded=crowded)
 
         def shared() -> HostBackend:
-            return meet(ShmJoining(group.part(here), PATIENCE, crowded), PrefixStore(store, f"shm-{here}"), PATIENCE)
+            return meet(ShmBootstrap(group.part(here), PATIENCE, crowded), PrefixStore(store, f"shm-{here}"), PATIENCE)
 
         local: HostBackend = shared() if is_shared else part("local", here)
         cross = part("cross", [each[place] for each in members]) if place < min(map(len, members)) else None

@@ -8,7 +8,7 @@ import pytest
 from collectives.api import SettingsError, ShutDownError
 from collectives.backends.base import Group
 from collectives.backends.mpi import library
-from collectives.backends.mpi.joining import MpiJoining
+from collectives.backends.mpi.bootstrap import MpiBootstrap
 from collectives.backends.mpi.transport import MpiTransport
 from tests.interrupts import aborted_under
 
@@ -167,9 +167,9 @@ def test_ranks_that_are_not_of_one_mpi_job(started):
     with pytest.raises(
         SettingsError, match=r"need an MPI job with the 3 ranks \[0, 1, 2\], but MPI \(Some MPI 9.9, bu"
     ):
-        MpiJoining(Group((0, 1, 2), 0, ("a",) * 3), 9.0)
+        MpiBootstrap(Group((0, 1, 2), 0, ("a",) * 3), 9.0)
     group = Group((0, 1), 0, ("a", "a"))
-    first, second = MpiJoining(group, 9.0), MpiJoining(group, 9.0)
+    first, second = MpiBootstrap(group, 9.0), MpiBootstrap(group, 9.0)
     with pytest.raises(SettingsError, match=r"ranks \[0, 1\] are not of one MPI job, where they would be \[0, 0\] of"):
         first.connect([first.offer, second.offer], None)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from collectives.api import ReduceOp
-from collectives.backends.gloo import GlooJoining
+from collectives.backends.gloo import GlooBootstrap
 from collectives.backends.phases import Receiver, phase, phases_in, time_phases
-from collectives.backends.shm import ShmJoining
+from collectives.backends.shm import ShmBootstrap
 from collectives.buffers import as_buffer
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends.members import group_of, in_threads
@@ -110,12 +110,12 @@ def phases_of(backend, count):
 
 
 def shm(group, timeout):
-    return ShmJoining(group, timeout, crowded=True)
+    return ShmBootstrap(group, timeout, crowded=True)
 
 
-def connect(joining, size, body):
+def connect(bootstrap, size, body):
     def member(rank):
-        backend = meet(joining(group_of(size, rank), TIMEOUT), store, TIMEOUT)
+        backend = meet(bootstrap(group_of(size, rank), TIMEOUT), store, TIMEOUT)
         stack.callback(backend.close)  # in the end: it may end the operations of others
         return body(backend)
 
@@ -146,7 +146,7 @@ def test_small_operations_in_shared_memory():
 
 @pytest.mark.parametrize("count", [8, LARGE])
 def test_gloo(count):
-    for found in connect(GlooJoining, 2, lambda backend: phases_of(backend, count)):
+    for found in connect(GlooBootstrap, 2, lambda backend: phases_of(backend, count)):
         assert all("exchange" in phases for phases in found.values())
         assert "combine" in found["reducescatter"]
 
@@ -161,7 +161,7 @@ def test_a_reduction_that_gloo_does_not_compute_itself():
         return seen
 
     expected = ["copy in", "exchange", "combine", "exchange", "combine", "exchange"]
-    assert connect(GlooJoining, 2, body) == [expected] * 2
+    assert connect(GlooBootstrap, 2, body) == [expected] * 2
 
 
 def test_stages():

@@ -33,7 +33,7 @@ from collectives.api import (
 from collectives.backends import registry
 from collectives.backends.gloo.library import pack_offer, unpack_offers
 from collectives.backends.messaging import MessagingBackend
-from collectives.backends.pygloo.joining import PyglooJoining
+from collectives.backends.pygloo.bootstrap import PyglooBootstrap
 from collectives.backends.pygloo.transport import PyglooTransport, Transfer, in_order
 from collectives.backends.registry import preload_gloo
 from collectives.net.attempts import ConnectAttempt
@@ -52,7 +52,10 @@ from tests.collectives.backends.offers import meet
 from tests.interrupts import aborted_under
 
 needs_pygloo = pytest.mark.skipif(find_spec("pygloo") is None, reason="there is no pygloo: make test-pygloo has one")
-connect, with_backends = partial(group_cases.connect, PyglooJoining), partial(group_cases.with_backends, PyglooJoining)
+connect, with_backends = (
+    partial(group_cases.connect, PyglooBootstrap),
+    partial(group_cases.with_backends, PyglooBootstrap),
+)
 
 
 # Pure parts.
@@ -127,7 +130,7 @@ def test_a_pygloo_that_cannot_be_imported(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("raise ImportError('libuv.so.1: no such file')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match=r"its import fails: libuv\.so\.1: no such file; install it again with: pip"):
-        PyglooJoining(group_of(2), 20.0)
+        PyglooBootstrap(group_of(2), 20.0)
 
 
 # With pygloo.
@@ -136,13 +139,13 @@ def test_a_pygloo_that_cannot_be_imported(tmp_path, monkeypatch):
 @needs_pygloo
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes(size):
-    with Processes(size, partial(group_cases.work_in_a_process, PyglooJoining)) as processes:
+    with Processes(size, partial(group_cases.work_in_a_process, PyglooBootstrap)) as processes:
         assert processes.results() == ["done"] * size
 
 
 @needs_pygloo
 def test_killed_member():
-    with Processes(3, partial(group_cases.reduce_in_a_process, PyglooJoining)) as processes:
+    with Processes(3, partial(group_cases.reduce_in_a_process, PyglooBootstrap)) as processes:
         for rank in range(3):
             assert processes.hear(rank) == "reducing"
         processes.kill(1)
@@ -165,23 +168,23 @@ def test_many_pieces(monkeypatch):
 @needs_pygloo
 @LENGTHS
 def test_abort_reaches_members_that_do_not_talk_to_the_aborted_one(length):
-    group_cases.check_abort_reaches_others(PyglooJoining, length)
+    group_cases.check_abort_reaches_others(PyglooBootstrap, length)
 
 
 @needs_pygloo
 @LENGTHS
 def test_silent_member(length):
-    group_cases.check_silent_member(PyglooJoining, length)
+    group_cases.check_silent_member(PyglooBootstrap, length)
 
 
 @needs_pygloo
 def test_abort_before_a_call_and_after_close():
-    group_cases.check_abort_before_a_call_and_after_close(PyglooJoining)
+    group_cases.check_abort_before_a_call_and_after_close(PyglooBootstrap)
 
 
 @needs_pygloo
 def test_closing_is_idempotent_and_peers_notice():
-    group_cases.check_closing(PyglooJoining)
+    group_cases.check_closing(PyglooBootstrap)
 
 
 @needs_pygloo
@@ -251,13 +254,13 @@ def test_a_helper_that_ends_by_itself():
 @needs_pygloo
 def test_nobody_comes():
     """In time; the group has no backend then, and nothing is left."""
-    joining = PyglooJoining(group_of(2), 20.0)
-    missing = PyglooJoining(group_of(2, 1), 20.0)
+    bootstrap = PyglooBootstrap(group_of(2), 20.0)
+    missing = PyglooBootstrap(group_of(2, 1), 20.0)
     missing.close()
     with ConnectAttempt(1.0) as attempt, pytest.raises(HorovodInternalError, match="rank 1 on host 'a'"):
-        joining.connect([joining.offer, missing.offer], attempt)
-    joining.close()
-    joining.close()
+        bootstrap.connect([bootstrap.offer, missing.offer], attempt)
+    bootstrap.close()
+    bootstrap.close()
 
 
 @needs_pygloo
@@ -268,26 +271,26 @@ def test_an_abort_ends_a_connection_attempt():
 
 
 def _is_aborted(error: HorovodInternalError) -> bool:
-    joining, other = PyglooJoining(group_of(2), 20.0), PyglooJoining(group_of(2, 1), 20.0)
+    bootstrap, other = PyglooBootstrap(group_of(2), 20.0), PyglooBootstrap(group_of(2, 1), 20.0)
     with ConnectAttempt(20.0) as attempt:
         timer = threading.Timer(0.3, attempt.abort, (error,))
         timer.start()
         try:
-            joining.connect([joining.offer, other.offer], attempt).close()
+            bootstrap.connect([bootstrap.offer, other.offer], attempt).close()
         except HorovodInternalError as raised:
             return raised is error
         else:
             return False
         finally:
             timer.join()
-            joining.close()
+            bootstrap.close()
             other.close()
 
 
 @needs_pygloo
 def test_an_address_of_another_host():
     with pytest.raises(SettingsError, match=r"'192\.0\.2\.77'.*interfaces of this host are: .*lo"):
-        PyglooJoining(group_of(1), 20.0, "192.0.2.77")
+        PyglooBootstrap(group_of(1), 20.0, "192.0.2.77")
 
 
 @needs_pygloo
@@ -295,9 +298,9 @@ def test_an_address_of_another_host():
 def test_gloo_is_pygloo_where_there_is_no_torch():
     assert preload_gloo() == "pygloo"
     topology = Topology(0, 2, hosts=("a", "a"))
-    joining, *_ = registry.prepare([0, 1], topology, Settings(cpu_operations="gloo"), "127.0.0.1")
-    assert isinstance(joining, PyglooJoining)
-    joining.close()
+    bootstrap, *_ = registry.prepare([0, 1], topology, Settings(cpu_operations="gloo"), "127.0.0.1")
+    assert isinstance(bootstrap, PyglooBootstrap)
+    bootstrap.close()
 
 
 @needs_pygloo
@@ -314,8 +317,8 @@ def test_two_hosts():
 
 def _work_on_two_hosts(member: Member) -> list[str]:
     topology = Topology(member.rank, member.size, hosts=tuple("aabb"))
-    joining, *_ = registry.prepare(range(member.size), topology, Settings(cpu_operations="pygloo"), "127.0.0.1")
-    backend = meet(joining, member.store, 30.0)
+    bootstrap, *_ = registry.prepare(range(member.size), topology, Settings(cpu_operations="pygloo"), "127.0.0.1")
+    backend = meet(bootstrap, member.store, 30.0)
     run_matrix(backend, member.rank, member.size, roundings=2)
     member.meet_others("matrix-done")
     backend.close()

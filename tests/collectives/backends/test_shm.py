@@ -21,7 +21,7 @@ from collectives.api import (
     World,
 )
 from collectives.backends.base import Group
-from collectives.backends.shm import ShmJoining
+from collectives.backends.shm import ShmBootstrap
 from collectives.backends.shm.segment import SegmentSource, receive_segment
 from collectives.engine import start
 from collectives.events import Started
@@ -39,7 +39,7 @@ TIMEOUT = 20.0
 
 def connect(group, store, timeout):
     """The backend of a member of a group that has ``store`` for itself; ``timeout`` bounds its operations."""
-    return meet(ShmJoining(group, timeout, crowded=False), store, TIMEOUT)
+    return meet(ShmBootstrap(group, timeout, crowded=False), store, TIMEOUT)
 
 
 def mappings():

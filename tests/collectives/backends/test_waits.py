@@ -5,10 +5,10 @@ from contextlib import closing
 
 import pytest
 
-from collectives.backends.gloo.joining import GlooJoining
+from collectives.backends.gloo.bootstrap import GlooBootstrap
 from collectives.backends.hierarchical.thread import StageThread
-from collectives.backends.shm import ShmJoining
-from collectives.backends.tcp import TcpJoining
+from collectives.backends.shm import ShmBootstrap
+from collectives.backends.tcp import TcpBootstrap
 from collectives.net.interfaces import LOOPBACK
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends.members import group_of, in_threads
@@ -16,9 +16,9 @@ from tests.collectives.backends.offers import meet
 
 TIMEOUT = 20.0
 JOININGS = {
-    "shm": lambda group: ShmJoining(group, TIMEOUT, crowded=True),
-    "tcp": lambda group: TcpJoining(group, TIMEOUT, LOOPBACK, b"secret", crowded=True),
-    "gloo": lambda group: GlooJoining(group, TIMEOUT),
+    "shm": lambda group: ShmBootstrap(group, TIMEOUT, crowded=True),
+    "tcp": lambda group: TcpBootstrap(group, TIMEOUT, LOOPBACK, b"secret", crowded=True),
+    "gloo": lambda group: GlooBootstrap(group, TIMEOUT),
 }
 
 

@@ -14,8 +14,8 @@ from collectives.api import Operation, ReduceOp, Request, Timeouts, Topology
 from collectives.backends import registry
 from collectives.backends.base import Group
 from collectives.backends.inproc import InprocBackend, InprocGroup
-from collectives.backends.shm import ShmJoining
-from collectives.backends.tcp import TcpJoining
+from collectives.backends.shm import ShmBootstrap
+from collectives.backends.tcp import TcpBootstrap
 from collectives.buffers import as_buffer, empty
 from collectives.controller.process_sets import ProcessSets
 from collectives.engine.engine import Engine
@@ -146,17 +146,17 @@ class Job:
         group = Group(tuple(members), members.index(rank), tuple(f"host-{member}" for member in members))
         if self._store is not None:
             if self._on_hosts:
-                joining = self._joining_of_hosts(rank, members)
+                bootstrap = self._bootstrap_of_hosts(rank, members)
             elif self._over_tcp:
-                joining = TcpJoining(group, self._seconds, LOOPBACK, b"of the job", crowded=self._in_star)
+                bootstrap = TcpBootstrap(group, self._seconds, LOOPBACK, b"of the job", crowded=self._in_star)
             else:
-                joining = ShmJoining(group, self._seconds, crowded=len(members) > len(os.sched_getaffinity(0)))
-            return meet(joining, PrefixStore(self._store, scope), TIMEOUTS.connect)
+                bootstrap = ShmBootstrap(group, self._seconds, crowded=len(members) > len(os.sched_getaffinity(0)))
+            return meet(bootstrap, PrefixStore(self._store, scope), TIMEOUTS.connect)
         with self._lock:
             shared = self._groups.setdefault(scope, InprocGroup(len(members)))
         return InprocBackend(group, shared, self._seconds)
 
-    def _joining_of_hosts(self, rank, members):
+    def _bootstrap_of_hosts(self, rank, members):
         hosts = tuple("ab"[2 * member >= self.size] for member in range(self.size))
         settings = Settings(timeouts=self._timeouts)
         return registry.prepare(members, Topology(rank, self.size, hosts=hosts, cores=2), settings, LOOPBACK)[0]

@@ -240,7 +240,7 @@ from collectives.api import Topology
 from collectives.backends.registry import prepare
 from collectives.settings import Settings
 topology = Topology(0, 2, 0, 2, hosts=("a", "a"), cores=1)
-joining, _ = prepare((0, 1), topology, Settings(cpu_operations="gloo"), "127.0.0.1")
+bootstrap, _ = prepare((0, 1), topology, Settings(cpu_operations="gloo"), "127.0.0.1")
 """
 
 

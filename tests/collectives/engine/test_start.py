@@ -19,7 +19,7 @@ from collectives.api import (
     World,
 )
 from collectives.backends import registry
-from collectives.backends.gloo import joining
+from collectives.backends.gloo import bootstrap
 from collectives.engine import start
 from collectives.handshake import search
 from collectives.handshake.entries import Starts
@@ -250,7 +250,7 @@ def test_a_rank_that_cannot_connect_its_backend_ends_the_start_of_all(
         launched = launcher(rank, 3, cpu_operations=operations, timeouts=LONG)
         return outcome(lambda: started(launched, lambda engine: run(engine, ones(engine))))
 
-    monkeypatch.setattr(joining, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(bootstrap, "CONNECT_SECONDS", 0.05)
     monkeypatch.setattr(registry, "prepare", prepared)
     errors = in_threads(3, body)
     assert [str(error) for error in errors] == ["no memory"] * 3

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from collectives.api import SettingsError
-from executors.launchers.joining import JOINED, erase_mark, leave_mark, refuse_child
+from executors.launchers.bootstrap import JOINED, erase_mark, leave_mark, refuse_child
 from executors.launchers.table import place_of
 
 PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}

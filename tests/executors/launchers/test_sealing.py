@@ -1,7 +1,7 @@
 """The secret of a job under that of its rendezvous."""
 
 from executors.api import JobSecret
-from executors.launchers.joining import sealed, unsealed
+from executors.launchers.bootstrap import sealed, unsealed
 
 
 def test_only_those_with_the_secret_of_the_rendezvous_can_read_it():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from collectives.api import CollectiveTimeoutError, SettingsError
-from executors.launchers.joining import join
+from executors.launchers.bootstrap import join
 from executors.launchers.place import Farewell, Place
 from executors.launchers.shared_folder import FOLDER, SharedFolder
 from executors.launchers.table import place_of

@@ -12,7 +12,7 @@ import pytest
 
 from collectives.api import SettingsError, Topology
 from executors.job import environment
-from executors.launchers.joining import JOINED, Joined, erase_mark
+from executors.launchers.bootstrap import JOINED, Joined, erase_mark
 from hvd_cluster import run
 from hvd_cluster.cli.hvdrun import main
 from hvd_cluster.core import basics, launchers

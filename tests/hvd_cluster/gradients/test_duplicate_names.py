@@ -8,9 +8,9 @@ from hvd_cluster.gradients.duplicate_names import DuplicateNames, OptimizerEntry
 class Optimizer:
     """On one rank; ``parameters`` are also their names."""
 
-    def __init__(self, rivals, parameters, process_set="all"):
+    def __init__(self, registry, parameters, process_set="all"):
         self.busy = busy = []
-        self.claim = rivals.add(
+        self.claim = registry.add(
             self, OptimizerEntry(process_set, lambda: set(parameters), lambda: parameters, lambda: busy, lambda: None)
         )
 
@@ -44,22 +44,22 @@ def test_all_ranks_choose_the_same_number(proposals, number):
 
 
 def test_rivals_have_different_numbers():
-    rivals = DuplicateNames()
-    optimizers = [Optimizer(rivals, names) for names in ("a", "b", "ab", "b", "c")]
+    registry = DuplicateNames()
+    optimizers = [Optimizer(registry, names) for names in ("a", "b", "ab", "b", "c")]
     assert [each.claim.propose().number for each in optimizers] == [0, 0, 1, 2, 0]
-    elsewhere = Optimizer(rivals, "a", process_set="some")
+    elsewhere = Optimizer(registry, "a", process_set="some")
     assert elsewhere.claim.propose().number == 0
-    assert [each.claim.has_rivals for each in (*optimizers, elsewhere)] == [True] * 4 + [False] * 2
+    assert [each.claim.has_duplicates for each in (*optimizers, elsewhere)] == [True] * 4 + [False] * 2
     assert [each.claim.prefix for each in optimizers[1:3]] == ["", "optimizer1."]
 
 
 def test_an_optimizer_that_is_gone_is_no_rival():
-    rivals = DuplicateNames()
-    first, second = Optimizer(rivals, "a"), Optimizer(rivals, "a")
-    assert first.claim.has_rivals
+    registry = DuplicateNames()
+    first, second = Optimizer(registry, "a"), Optimizer(registry, "a")
+    assert first.claim.has_duplicates
     del second
-    assert not first.claim.has_rivals
-    assert rivals.all() == [first.claim]
+    assert not first.claim.has_duplicates
+    assert registry.all() == [first.claim]
 
 
 def test_one_rank_alone_replaces_its_optimizer():

@@ -63,20 +63,20 @@ def check_all_ranks_get_the_state_of_rank_0():
 def check_a_commit_copies_parameters_only_where_a_loss_may_find_them_changed():
     state = hvd.elastic.KerasState(model_of(), batch=0)
     state.sync()
-    ledger, seen = state._ledger, []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(ledger.is_unsafe))
+    snapshots, seen = state._snapshots, []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(snapshots.is_unsafe))
     fit(state.model, [hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.CommitStateCallback(state), note])
-    assert ledger.commit == STEPS + 1
+    assert snapshots.commit == STEPS + 1
     assert seen == [False] * STEPS
     images, labels = data()
     state.model.train_on_batch(images, labels)
     state.commit()
-    assert not ledger.is_unsafe
+    assert not snapshots.is_unsafe
     state.model.train_on_batch(images, labels)
     hvd.allreduce(1.0)
     state.commit()
-    assert ledger.is_unsafe
-    assert ledger.copied == ledger.commit
+    assert snapshots.is_unsafe
+    assert snapshots.copied == snapshots.commit
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def check_a_change_by_hand_before_a_compiled_step_that_fails_is_kept():
         state = hvd.elastic.KerasState(model_of(), batch=0)
         state.sync()
         fit(state.model, [hvd.elastic.CommitStateCallback(state)])
-        state._ledger._copy = None
+        state._snapshots._copy = None
         kernel = state.model.trainable_variables[0]
         kernel.assign(kernel + 1)
         before = shared(state)
@@ -124,11 +124,11 @@ def check_a_compiled_step_that_fails_leaves_the_variables_of_the_last_commit():
         state.sync()
         for _ in range(2):
             fit(state.model, [hvd.elastic.CommitStateCallback(state)])
-            state._ledger._copy = None
+            state._snapshots._copy = None
             before = shared(state), seeds(state.model)
             with failing():
                 fit(state.model, [hvd.elastic.CommitStateCallback(state, 1 + steps)])
-            assert state._ledger.is_exact
+            assert state._snapshots.is_exact
             state.restore()
             assert (shared(state), seeds(state.model)) == before
 
@@ -144,9 +144,9 @@ def check_a_collective_beside_the_gradients_makes_a_commit_copy():
     state.sync()
     model.train_on_batch(*(part[:8] for part in data()))
     state.commit()
-    assert state._ledger.is_unsafe
+    assert state._snapshots.is_unsafe
     fit(model, [hvd.elastic.CommitStateCallback(state)])  # which commits twice at the end
-    assert state._ledger.copied == state._ledger.commit == 1 + STEPS + 1
+    assert state._snapshots.copied == state._snapshots.commit == 1 + STEPS + 1
 
 
 def check_a_compiled_step_that_does_not_save_its_variables_makes_a_commit_copy():
@@ -162,8 +162,8 @@ def check_a_compiled_step_that_does_not_save_its_variables_makes_a_commit_copy()
             arrays._covered.clear()
         state.model.train_on_batch(*(part[:8] for part in data()))
         state.commit()
-        assert state._ledger.is_unsafe is not saves
-    assert state._ledger.copied == 2
+        assert state._snapshots.is_unsafe is not saves
+    assert state._snapshots.copied == 2
 
 
 def check_a_loss_scale_optimizer():
@@ -179,12 +179,12 @@ def check_a_loss_scale_optimizer():
         state = hvd.elastic.KerasState(model, batch=0)
         state.sync()
         fit(model, [hvd.elastic.CommitStateCallback(state)])
-        assert state._ledger.commit == STEPS + 1
+        assert state._snapshots.commit == STEPS + 1
         before = shared(state)
         model.train_on_batch(*(each[:8] for each in data()))
         assert shared(state) != before
         state.restore()
-        if state._ledger.copied == STEPS + 1:
+        if state._snapshots.copied == STEPS + 1:
             assert shared(state) == before
         state.sync()
         trained = (*model.trainable_variables, *state.optimizer.variables)  # moving averages are those of each rank
@@ -233,7 +233,7 @@ def check_numbers_of_batches_and_epochs():
 
     class Notes(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            seen.append((state.epoch, state.batch, state._ledger.commit))
+            seen.append((state.epoch, state.batch, state._snapshots.commit))
 
     commit = hvd.elastic.CommitStateCallback(state, batches_per_commit=3)
     callbacks = [
@@ -245,7 +245,7 @@ def check_numbers_of_batches_and_epochs():
     fit(state.model, callbacks, epochs=2)  # counts its epochs from 0
     first = [(2, 2, 0), (2, 3, 0), (2, 4, 1), (2, 5, 1)]
     assert seen == [*first, (3, 1, 2), (3, 2, 3), (3, 3, 3), (3, 4, 3)]
-    assert (state.epoch, state.batch, state._ledger.commit) == (4, 0, 4)
+    assert (state.epoch, state.batch, state._snapshots.commit) == (4, 0, 4)
     fit(state.model, callbacks, initial_epoch=4, epochs=5)
     assert state.epoch == 5
     for wrong in (0, 1.5, True):
@@ -265,7 +265,7 @@ def check_executions_of_several_steps():
 
     class Notes(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            seen.append((batches.epoch, batches.step, state.batch, state._ledger.commit))
+            seen.append((batches.epoch, batches.step, state.batch, state._snapshots.commit))
 
     commit = hvd.elastic.CommitStateCallback(state, batches_per_commit=4)
     rows = np.zeros((40 // hvd.size(), 3), "float32")
@@ -302,11 +302,11 @@ def check_passes_that_only_add_up_gradients_leave_the_state_as_it_was():
         exact = []
         for _ in range(5):
             model.train_on_batch(images, labels)
-            exact.append(state._ledger.is_exact)
+            exact.append(state._snapshots.is_exact)
             state.commit()
         assert exact == [True, False, True, False, True]
         state.restore()
-        assert state._ledger.is_exact
+        assert state._snapshots.is_exact
         assert int(inner._exchange.passes._done.value) == 0
 
 
@@ -329,8 +329,8 @@ def check_all_ranks_get_what_a_callback_makes_of_the_state_of_rank_0():
         assert all(each == found[0] for each in found)
         assert (state.calls, float(copied(state.optimizer.learning_rate))) == (calls, 0.25)
         assert found[0] != before
-        assert state._ledger.is_exact
-    commits = allgather_object((state._ledger.commit, state.lost_commits))
+        assert state._snapshots.is_exact
+    commits = allgather_object((state._snapshots.commit, state.lost_commits))
     assert len(set(commits)) == 1
     state.calls = 5
     state.restore()

@@ -1,4 +1,4 @@
-"""A client outside of the cluster: a deputy drives its jobs, and ends with it."""
+"""A client outside of the cluster: a remote driver drives its jobs, and ends with it."""
 
 import json
 import logging
@@ -188,7 +188,7 @@ def start(monkeypatch):
         return answer
 
     def start(*news, reply=None):
-        monkeypatch.setattr(client, "_start_deputy", lambda: FakeDeputy(news, reply))
+        monkeypatch.setattr(client, "_start_remote_driver", lambda: FakeDeputy(news, reply))
         return ClientJob(RayRequest(1), MiniSettings())
 
     monkeypatch.setattr(ray, "get", get)

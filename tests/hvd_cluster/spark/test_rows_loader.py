@@ -118,7 +118,7 @@ def test_a_batch_size_of_the_loader_is_refused(tmp_path):
 
 
 def test_rows_that_come_while_workers_wait(tmp_path):
-    """Two readers of the same spill; what one has seen is not lost to the other."""
+    """Two readers of the same stream; what one has seen is not lost to the other."""
     first_batches = threading.Event()
 
     def slowly():

@@ -114,9 +114,9 @@ def await_hellos(folder, victim, die, *_):
 
 def place_trap(stage, die):
     """Let this process call ``die`` when it comes to ``stage``."""
-    from collectives.backends.gloo.joining import GlooJoining
-    from collectives.backends.hierarchical.backend import HierarchicalJoining
-    from collectives.backends.tcp.joining import TcpJoining
+    from collectives.backends.gloo.bootstrap import GlooBootstrap
+    from collectives.backends.hierarchical.backend import HierarchicalBootstrap
+    from collectives.backends.tcp.bootstrap import TcpBootstrap
     from collectives.engine import start
     from collectives.handshake import connect
     from collectives.handshake.admission import Admission
@@ -134,9 +134,9 @@ def place_trap(stage, die):
     elif stage == "before its backends":
         start._assemble = die
     elif stage == "in its first backend":
-        HierarchicalJoining.connect = die
+        HierarchicalBootstrap.connect = die
     else:
-        GlooJoining.connect = TcpJoining.connect = die
+        GlooBootstrap.connect = TcpBootstrap.connect = die
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

@@ -113,7 +113,7 @@ def check_a_metric_after_the_step_makes_commits_copy():
         step(state, number)
         hvd.allreduce(torch.ones(1), name="metric")
         state.commit()
-        assert state._ledger.copied == number
+        assert state._snapshots.copied == number
         expected = values(state)
         step(state, 10)
         state.restore()
@@ -128,8 +128,8 @@ def check_a_metric_before_the_step_does_not(monkeypatch):
         hvd.allreduce(torch.ones(1), name="metric")
         step(state, number)
         state.commit()
-        assert state._ledger.copied == 0
-        assert state._ledger.is_exact
+        assert state._snapshots.copied == 0
+        assert state._snapshots.is_exact
 
 
 def steps():
@@ -148,7 +148,7 @@ def check_a_step_of_another_optimizer_of_the_process_counts():
     versions = [parameter._version for parameter in model.parameters()]
     other.step()
     assert versions == [parameter._version for parameter in model.parameters()]
-    assert not state._ledger.is_exact
+    assert not state._snapshots.is_exact
 
 
 def check_changes_by_hand_count():
@@ -156,7 +156,7 @@ def check_changes_by_hand_count():
     state.sync()
     with torch.no_grad():
         state.model[0].bias.add_(1.0)
-    assert not state._ledger.is_exact
+    assert not state._snapshots.is_exact
 
 
 def check_several_models_and_optimizers_and_schedulers():
@@ -187,7 +187,7 @@ def check_assignment_gives_the_handler_a_new_value():
     assert state._handlers["model"].value is replacement
     state.batch = 5
     state.commit()
-    assert state._ledger.copied == 1
+    assert state._snapshots.copied == 1
     expected = copy.deepcopy(replacement.state_dict())
     with torch.no_grad():
         replacement[0].weight.zero_()
@@ -238,7 +238,7 @@ def check_the_last_full_copy_counts_where_all_ranks_are_touched(monkeypatch):
     step(state)
     hvd.allreduce(torch.ones(1), name="metric")
     state.commit()
-    assert state._ledger.copied == state._ledger.commit == 2
+    assert state._snapshots.copied == state._snapshots.commit == 2
 
 
 def check_a_rank_that_is_behind_takes_the_state_of_one_that_is_ahead():
@@ -416,7 +416,7 @@ def check_all_ranks_get_what_callbacks_make_of_the_state_of_rank_0():
         assert everywhere(values(state))
         assert (state.calls, state.optimizer.param_groups[0]["lr"]) == (calls, 0.5)
         assert shared == [0] * (calls - 1) * (hvd.size() > 1)
-        assert everywhere((state._ledger.commit, state._ledger.is_exact))
+        assert everywhere((state._snapshots.commit, state._snapshots.is_exact))
     before = values(state)
     state.calls, state.optimizer.param_groups[0]["lr"] = 9, 9.0
     state.restore()

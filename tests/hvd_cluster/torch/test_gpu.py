@@ -11,7 +11,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError
 from collectives.backends import registry
-from collectives.backends.base import Joining
+from collectives.backends.base import Bootstrap
 from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.watcher import Watcher
 from hvd_cluster.core import basics
@@ -56,7 +56,7 @@ class Cuda:
         return self.capturing
 
 
-class FakeJoining(Joining):
+class FakeBootstrap(Bootstrap):
     def __init__(self, group, device):
         super().__init__(group)
         self._device = device
@@ -74,7 +74,7 @@ def cuda(monkeypatch):
     """An initialized world of one whose tensors are on GPU 0; its ``torch.cuda``."""
     made, device = Cuda(), FakeDevice()
     monkeypatch.setattr(gpu, "_cuda", made)
-    monkeypatch.setattr(registry, "_nccl", lambda group, topology, settings: FakeJoining(group, device))
+    monkeypatch.setattr(registry, "_nccl", lambda group, topology, settings: FakeBootstrap(group, device))
     hvd.init()
     with monkeypatch.context() as on_gpu:
         on_gpu.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)

@@ -87,7 +87,7 @@ def pool(pools):
 @pytest.mark.parametrize(
     ("base", "count", "early", "options"),
     [(10, 1, True, {}), (20, 2, True, {}), (30, 2, False, {"groups": 2})],
-    ids=["early", "rivals early", "rivals in groups"],
+    ids=["early", "two early", "two in groups"],
 )
 def test_training_is_the_same_whatever_the_ranks_are(pool, base, count, early, options):
     """``early``: gradients travel in backward."""

@@ -32,7 +32,7 @@ from executors.api import PlacementError, counted
 logger = logging.getLogger(__name__)
 
 
-# From the creation of the keeper until its owner's first call; only an owner that died meanwhile takes longer.
+# From the creation of the reaper until its owner's first call; only an owner that died meanwhile takes longer.
 FIRST_CALL_S = 60.0
 
 
@@ -67,16 +67,16 @@ class PlacementGroupReaper:
 
 
 def reap_group(group: PlacementGroup) -> Any:
-    """Start a keeper of ``group`` and return its handle; None in a driver, whose groups end with it.
+    """Start a reaper of ``group`` and return its handle; None in a driver, whose groups end with it.
 
-    ``ray.kill`` ends the keeper without removing the group.
+    ``ray.kill`` ends the reaper without removing the group.
     """
     if ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         return None
     actor_class: Any = ray.remote(num_cpus=0)(PlacementGroupReaper)
-    keeper = actor_class.options(lifetime="detached", scheduling_strategy="DEFAULT").remote(group)
-    keeper.watch.remote([keeper.never.remote()])
-    return keeper
+    reaper = actor_class.options(lifetime="detached", scheduling_strategy="DEFAULT").remote(group)
+    reaper.watch.remote([reaper.never.remote()])
+    return reaper
 
 
 # A wait is explained after so long, and then again from time to time.
@@ -88,22 +88,22 @@ REMIND_S = 30.0
 class Reservation:
     """A ready placement group; ``owned`` if it was made for this job and ends with it.
 
-    ``keeper`` is the actor that removes an owned group when this process dies; None if Ray does so itself.
+    ``reaper`` is the actor that removes an owned group when this process dies; None if Ray does so itself.
     """
 
     request: RayRequest
     group: PlacementGroup
     owned: bool
-    keeper: Any = None
+    reaper: Any = None
 
     def strategy(self, worker: int) -> PlacementGroupSchedulingStrategy:
         """Where Ray has to put ``worker``."""
         bundle = self.request.bundle_of(worker) if self.owned else -1
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
 
-    def await_keeper(self, timeout: float) -> None:
-        """Return when the keeper watches this process, or warn after ``timeout`` seconds. Does nothing without one."""
-        if self.keeper is not None and not ray.wait([self.keeper.ready.remote()], timeout=timeout)[0]:
+    def await_reaper(self, timeout: float) -> None:
+        """Return when the reaper watches this process, or warn after ``timeout`` seconds. Does nothing without one."""
+        if self.reaper is not None and not ray.wait([self.reaper.ready.remote()], timeout=timeout)[0]:
             logger.warning(
                 "the actor that removes the placement group of this job, should this process be killed, did not start "
                 "within %g s (timeout_s); the group would stay until the driver ends",
@@ -114,8 +114,8 @@ class Reservation:
         """Give the resources back. A group of the caller stays."""
         if self.owned:
             remove_placement_group(self.group)
-        if self.keeper is not None:
-            ray.kill(self.keeper)
+        if self.reaper is not None:
+            ray.kill(self.reaper)
 
 
 def reserve(request: RayRequest, timeout: float, use_current: bool = True) -> Reservation:
@@ -130,7 +130,7 @@ def reserve(request: RayRequest, timeout: float, use_current: bool = True) -> Re
         return Reservation(request, current, owned=False)
     reservation = Reservation(request, _new_group(request), owned=True)
     try:
-        reservation = replace(reservation, keeper=reap_group(reservation.group))
+        reservation = replace(reservation, reaper=reap_group(reservation.group))
         _wait_ready(reservation, timeout)
     except BaseException:
         reservation.release()

@@ -1,4 +1,4 @@
-"""Fake GPUs that the real joinings find."""
+"""Fake GPUs that the real bootstraps find."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from collectives.backends.nccl import joining, presence, through_host
+from collectives.backends.nccl import bootstrap, presence, through_host
 from tests.collectives.backends.nccl.fake import FakeDevice, FakeLibrary, FakeNetwork
 
 __all__ = ["gpu_of_each_thread"]
@@ -26,9 +26,9 @@ def gpu_of_each_thread(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], 
         library()
         return of_thread.device
 
-    monkeypatch.setattr(joining, "load", library)
-    monkeypatch.setattr(joining, "unavailable", lambda: "")
+    monkeypatch.setattr(bootstrap, "load", library)
+    monkeypatch.setattr(bootstrap, "unavailable", lambda: "")
     monkeypatch.setattr(through_host, "without_gpu", lambda: "")
-    for module in (joining, presence, through_host):
+    for module in (bootstrap, presence, through_host):
         monkeypatch.setattr(module, "device_at", device)
     return device

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from collectives.api import DType, HorovodInternalError
-from collectives.backends.nccl import cupy_library, joining
+from collectives.backends.nccl import bootstrap, cupy_library
 from collectives.backends.nccl.interface import Combine
 from collectives.backends.nccl.nccl4py_library import IN_PROGRESS, SUCCESS, Nccl4pyLibrary, _Nccl4pyCommunicator
 
@@ -160,10 +160,10 @@ def test_cupy_takes_over_where_nccl4py_cannot_be_used(version, reason, calls, mo
         Nccl4pyLibrary()
     by_cupy = SimpleNamespace(name="cupy", version=23203)
     monkeypatch.setattr(cupy_library, "CupyLibrary", lambda: by_cupy)
-    joining.load.cache_clear()
+    bootstrap.load.cache_clear()
     with caplog.at_level(logging.INFO, "collectives"):  # an engine that ran here before may have set its level
-        assert joining.load() is by_cupy
-    joining.load.cache_clear()
+        assert bootstrap.load() is by_cupy
+    bootstrap.load.cache_clear()
     why, which = caplog.messages
     assert re.search(reason, why)
     assert which == "tensors on GPUs travel by NCCL 2.32.3, called by cupy"

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from collectives.backends.tcp import TcpBackend, TcpJoining
+from collectives.backends.tcp import TcpBackend, TcpBootstrap
 from collectives.net.interfaces import LOOPBACK
 from collectives.store.memory import PrefixStore
 from tests.collectives.backends import group_cases
@@ -18,17 +18,17 @@ SHAPES = pytest.mark.parametrize("crowded", [False, True], ids=["mesh", "star"])
 LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["at once", "in a pipeline"])
 
 
-def joining_of(group, timeout=20.0, address=LOOPBACK, secret=SECRET, encrypted=False, crowded=True) -> TcpJoining:
+def bootstrap_of(group, timeout=20.0, address=LOOPBACK, secret=SECRET, encrypted=False, crowded=True) -> TcpBootstrap:
     """``timeout`` bounds operations. Three or more members that are ``crowded`` vote in a star, others in a mesh."""
-    return TcpJoining(group, timeout, address, secret, crowded, encrypted)
+    return TcpBootstrap(group, timeout, address, secret, crowded, encrypted)
 
 
 def connect(group, store, timeout=20.0, address=LOOPBACK, **options) -> TcpBackend:
-    return group_cases.connect(partial(joining_of, **options), group, store, timeout, address)
+    return group_cases.connect(partial(bootstrap_of, **options), group, store, timeout, address)
 
 
 def with_backends(size, body, timeout=20.0, address=LOOPBACK, **options):
-    group_cases.with_backends(partial(joining_of, **options), size, body, timeout, address)
+    group_cases.with_backends(partial(bootstrap_of, **options), size, body, timeout, address)
 
 
 def join(member: Member, name: str, timeout: float = 20.0) -> TcpBackend:

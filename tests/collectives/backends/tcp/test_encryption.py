@@ -20,7 +20,7 @@ from collectives.net.interfaces import LOOPBACK
 from tests.collectives.backends import offers
 from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
 from tests.collectives.backends.members import group_of, in_threads
-from tests.collectives.backends.tcp.groups import LENGTHS, SECRET, connected_sockets, joining_of, with_backends
+from tests.collectives.backends.tcp.groups import LENGTHS, SECRET, bootstrap_of, connected_sockets, with_backends
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -71,18 +71,18 @@ def test_nothing_readable_travels_on_an_encrypted_connection():
 
     def connect_through(rank: int) -> TcpBackend:
         with ConnectAttempt(20.0) as attempt:
-            return joinings[rank].connect(both, attempt)
+            return bootstraps[rank].connect(both, attempt)
 
     word = b"known to the two members only"
     for encrypted in (True, False):
-        joinings = [joining_of(group_of(2, rank), encrypted=encrypted) for rank in range(2)]
-        entry = msgpack.unpackb(joinings[0].offer)
+        bootstraps = [bootstrap_of(group_of(2, rank), encrypted=encrypted) for rank in range(2)]
+        entry = msgpack.unpackb(bootstraps[0].offer)
         with Eavesdropper(entry["tcp"]) as between:
-            both = [msgpack.packb({**entry, "tcp": between.address}), joinings[1].offer]
+            both = [msgpack.packb({**entry, "tcp": between.address}), bootstraps[1].offer]
             offers.with_backends(2, connect_through, lambda backend: _send(backend, word * 100))
         assert (word in between.heard) is not encrypted
-        for joining in joinings:
-            joining.close()
+        for bootstrap in bootstraps:
+            bootstrap.close()
 
 
 def _send(backend: TcpBackend, data: bytes) -> None:
@@ -148,4 +148,4 @@ def test_all_members_have_one_certificate_and_another_secret_gives_another():
 def test_encryption_without_its_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(SettingsError, match=r"HVD_TCP_TLS needs.*pip install 'hvd-cluster\[tls\]'"):
-        joining_of(group_of(2), encrypted=True)
+        bootstrap_of(group_of(2), encrypted=True)

@@ -15,13 +15,13 @@ from collectives.backends.tcp.pump import SLICE_SECONDS
 from tests.collectives.backends import group_cases
 from tests.collectives.backends.matrix import reduce_until_error
 from tests.collectives.backends.members import Member, Processes
-from tests.collectives.backends.tcp.groups import LENGTHS, join, joining_of, with_backends
+from tests.collectives.backends.tcp.groups import LENGTHS, bootstrap_of, join, with_backends
 
 EMPTY = np.empty(0, np.uint8)
 
 
 def test_killed_member():
-    with Processes(3, partial(group_cases.reduce_in_a_process, joining_of)) as processes:
+    with Processes(3, partial(group_cases.reduce_in_a_process, bootstrap_of)) as processes:
         for rank in range(3):
             assert processes.hear(rank) == "reducing"
         processes.kill(1)
@@ -41,12 +41,12 @@ def test_stopped_member():
 
 @LENGTHS
 def test_abort_reaches_members_that_do_not_talk_to_the_aborted_one(length):
-    group_cases.check_abort_reaches_others(joining_of, length)
+    group_cases.check_abort_reaches_others(bootstrap_of, length)
 
 
 @LENGTHS
 def test_silent_member(length):
-    group_cases.check_silent_member(joining_of, length, 0.5)
+    group_cases.check_silent_member(bootstrap_of, length, 0.5)
 
 
 def test_a_member_that_does_not_read_is_late():
@@ -64,7 +64,7 @@ def test_a_member_that_does_not_read_is_late():
 
 
 def test_abort_before_a_call_and_after_close():
-    group_cases.check_abort_before_a_call_and_after_close(joining_of)
+    group_cases.check_abort_before_a_call_and_after_close(bootstrap_of)
 
 
 def test_an_aborted_member_moves_no_data():
@@ -79,7 +79,7 @@ def test_an_aborted_member_moves_no_data():
 
 
 def test_closing_is_idempotent_and_peers_notice():
-    group_cases.check_closing(joining_of, ((0,), ("a",)), "the connection to rank 0 on host 'a' is gone")
+    group_cases.check_closing(bootstrap_of, ((0,), ("a",)), "the connection to rank 0 on host 'a' is gone")
 
 
 def test_the_last_data_of_a_member_that_closes_arrives():

@@ -167,10 +167,10 @@ def test_an_output_folder_that_cannot_be_made_starts_nothing(tmp_path):
 
 
 def test_events_come_in_order():
-    with Supervisor() as crew, Output(2) as output:
+    with Supervisor() as supervisor, Output(2) as output:
         for rank in range(2):
-            crew.launch(rank, shell(f"exit {rank}"), os.environ, output)
-        events = list(crew.events())
+            supervisor.launch(rank, shell(f"exit {rank}"), os.environ, output)
+        events = list(supervisor.events())
     for rank in range(2):
         started, ended = (event for event in events if event.rank == rank)
         assert isinstance(started, WorkerStarted)

@@ -1,4 +1,4 @@
-"""The agents of other hosts, whose crew and connections are stand-ins."""
+"""The agents of other hosts, whose supervisor and connections are stand-ins."""
 
 from types import SimpleNamespace
 
@@ -66,12 +66,12 @@ class Link:
 
 @pytest.fixture
 def hosts():
-    """With ``crew`` and ``reporter`` as attributes."""
-    crew, reporter = Crew(), Reporter()
+    """With ``supervisor`` and ``reporter`` as attributes."""
+    supervisor, reporter = Crew(), Reporter()
     plan = AgentPlan(RemoteShell("ssh"), CommandWork(("true",)), 30.0, 5.0, most=2)
     job = SimpleNamespace(host="127.0.0.1", secret=JobSecret())
-    others = OtherHosts(job, plan, crew, None, reporter)
-    return SimpleNamespace(others=others, crew=crew, reporter=reporter)
+    others = OtherHosts(job, plan, supervisor, None, reporter)
+    return SimpleNamespace(others=others, supervisor=supervisor, reporter=reporter)
 
 
 def connected(hosts, name="b"):
@@ -82,7 +82,7 @@ def connected(hosts, name="b"):
 
 def test_a_host_is_ready_when_its_agent_has_connected(hosts):
     hosts.others.wanted({"b": 4})
-    assert hosts.crew.started == [(-1, "b")]
+    assert hosts.supervisor.started == [(-1, "b")]
     assert hosts.others.ready() == {}
     link = connected(hosts)
     assert hosts.others.ready() == {"b": 4}
@@ -105,7 +105,7 @@ def test_a_host_that_is_wanted_again_while_its_agent_leaves_gets_another_one(hos
     assert isinstance(link.sent[-1], AgentLeave)
     hosts.others.wanted({"b": 2})
     hosts.others.disconnected(link, "its agent has ended")
-    assert hosts.crew.started == [(-1, "b"), (-2, "b")]
+    assert hosts.supervisor.started == [(-1, "b"), (-2, "b")]
     connected(hosts)
     assert hosts.others.ready() == {"b": 2}
     assert not hosts.reporter.lost
@@ -114,10 +114,10 @@ def test_a_host_that_is_wanted_again_while_its_agent_leaves_gets_another_one(hos
 def test_a_host_that_is_wanted_again_before_its_agent_connected_gets_another_one(hosts):
     hosts.others.wanted({"b": 1})
     hosts.others.wanted({})
-    assert hosts.crew.killed == [-1]
+    assert hosts.supervisor.killed == [-1]
     hosts.others.wanted({"b": 1})
     hosts.others.agent_ended(Ended(-1, 1))
-    assert hosts.crew.started == [(-1, "b"), (-2, "b")]
+    assert hosts.supervisor.started == [(-1, "b"), (-2, "b")]
 
 
 def test_a_remote_shell_is_ended_with_the_connection_of_its_agent(hosts):
@@ -126,7 +126,7 @@ def test_a_remote_shell_is_ended_with_the_connection_of_its_agent(hosts):
     link = connected(hosts)
     hosts.others.wanted({})
     hosts.others.disconnected(link, "timed out")
-    assert hosts.crew.killed == [-1]
+    assert hosts.supervisor.killed == [-1]
 
 
 def test_an_agent_that_does_not_obey_counts_as_lost(hosts):
@@ -135,7 +135,7 @@ def test_an_agent_that_does_not_obey_counts_as_lost(hosts):
     hosts.others.start(0, "b", {})
     hosts.others.end(None)
     assert link.sent[-1] == EndAll(None)
-    hosts.crew.alarms[-1][1]()
+    hosts.supervisor.alarms[-1][1]()
     assert link.is_closed
     hosts.others.disconnected(link, "aborted")
     assert hosts.reporter.lost == [("b", "aborted")]
@@ -147,7 +147,7 @@ def test_a_host_is_tried_again_less_and_less_often_and_for_ever(hosts):
     waits = []
     for number in range(1, 1100):
         hosts.others.agent_ended(Ended(-number, 255))
-        wait, again = hosts.crew.alarms[-1]
+        wait, again = hosts.supervisor.alarms[-1]
         waits.append(wait)
         again()
     assert waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
@@ -161,12 +161,12 @@ def test_an_agent_that_this_host_cannot_start_is_tried_again(hosts, monkeypatch)
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(hosts.crew, "launch", fail)
+        patch.setattr(hosts.supervisor, "launch", fail)
         hosts.others.wanted({"b": 1})
     [(name, text)] = hosts.reporter.unusable
     assert (name, text.partition(";")[0]) == ("b", "its agent could not be started ([Errno 24] Too many open files)")
-    hosts.crew.alarms[-1][1]()
-    assert hosts.crew.started == [(-2, "b")]
+    hosts.supervisor.alarms[-1][1]()
+    assert hosts.supervisor.started == [(-2, "b")]
     connected(hosts)
     assert hosts.others.ready() == {"b": 1}
 
@@ -174,7 +174,7 @@ def test_an_agent_that_this_host_cannot_start_is_tried_again(hosts, monkeypatch)
 def test_the_shell_is_to_blame_only_before_the_agent_has_connected(hosts):
     hosts.others.wanted({"b": 1})
     hosts.others.agent_ended(Ended(-1, 255))
-    hosts.crew.alarms[-1][1]()
+    hosts.supervisor.alarms[-1][1]()
     hosts.others.disconnected(connected(hosts), "its agent has ended")
     by_hand = "its agent ended with exit code 255 before it connected; run 'ssh b true' by hand to see why"
     by_itself = "its agent has ended; look at that host and at its network; it is tried again"

@@ -1,4 +1,4 @@
-"""The tasks of a crew besides watching its workers."""
+"""The tasks of a supervisor besides watching its workers."""
 
 import os
 
@@ -12,13 +12,13 @@ def test_a_descriptor_that_can_be_read_is_acted_on_once():
 
     def act():
         heard.append(os.read(reader, 1))
-        crew.end()
+        supervisor.end()
 
-    with Output(1) as output, Supervisor() as crew:
-        crew.listen(reader, act)
-        crew.launch(0, ["sleep", "600"], os.environ, output)
+    with Output(1) as output, Supervisor() as supervisor:
+        supervisor.listen(reader, act)
+        supervisor.launch(0, ["sleep", "600"], os.environ, output)
         kinds = []
-        for event in crew.events():
+        for event in supervisor.events():
             kinds.append(type(event))
             if isinstance(event, WorkerStarted):
                 os.write(writer, b"12")

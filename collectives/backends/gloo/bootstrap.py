@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, override
-from collectives.backends.base import Group, Joining
+from collectives.backends.base import Bootstrap, Group
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
 from collectives.backends.gloo.library import cannot_listen, import_torch, pack_offer, translate, unpack_offers
 from collectives.backends.gloo.transport import GlooBackend
@@ -30,8 +30,8 @@ LOOK_SECONDS = 0.2
 _device_lock = threading.Lock()
 
 
-class GlooJoining(Joining):
-    """A :class:`Joining`.
+class GlooBootstrap(Bootstrap):
+    """A :class:`Bootstrap`.
 
     ``timeout`` bounds the silence of a peer within an operation, in seconds. ``address`` is the IP address of this host
     that the peers connect to: anyone who reaches it can disturb or join the exchange. Raises ImportError without torch,

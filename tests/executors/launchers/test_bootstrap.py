@@ -14,8 +14,8 @@ from collectives.store import client
 from collectives.store.client import RendezvousClient
 from collectives.store.memory import MemoryStore
 from executors.job import host
-from executors.launchers import joining, known_ports
-from executors.launchers.joining import join
+from executors.launchers import bootstrap, known_ports
+from executors.launchers.bootstrap import join
 from executors.launchers.known_ports import KnownPorts, Trust, ports_of
 from executors.launchers.place import Farewell, Place
 
@@ -210,7 +210,7 @@ def test_after_a_rendezvous_that_failed_all_ranks_may_meet(job, without_rank_1, 
 @pytest.fixture
 def other(job, monkeypatch):
     """A follower of a rank 0 that the test plays, and the server of the rendezvous."""
-    monkeypatch.setattr(joining, "REACH_SECONDS", 0.2)
+    monkeypatch.setattr(bootstrap, "REACH_SECONDS", 0.2)
     rendezvous = KnownPorts.on_this_host(ports_of({}, job))
     led = rendezvous.lead(job, SECONDS)
     with ThreadPoolExecutor(1) as pool:
@@ -227,7 +227,7 @@ def test_a_rank_0_that_ends_is_not_waited_for(other):
 
 
 def test_a_rank_that_ends_before_it_has_read_the_world_is_left_to_the_engine(job, monkeypatch):
-    monkeypatch.setattr(joining, "REACH_SECONDS", 0.1)
+    monkeypatch.setattr(bootstrap, "REACH_SECONDS", 0.1)
     rendezvous = KnownPorts.on_this_host(ports_of({}, job))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, place(job, 0, 2, rendezvous=rendezvous), SECONDS, Farewell())
@@ -282,6 +282,6 @@ def test_a_launcher_that_does_not_say_where_rank_0_is():
 def test_a_port_that_the_next_rendezvous_has_taken_meanwhile(job):
     """It has no world yet, which says nothing about the rendezvous before."""
     store = MemoryStore()
-    assert "has started twice" in joining._reason(store, place(job, 1, 2))
-    store.set(joining.WORLD, b'{"error": "rank 3 did not come"}')
-    assert joining._reason(store, place(job, 1, 2)) == "rank 3 did not come"
+    assert "has started twice" in bootstrap._reason(store, place(job, 1, 2))
+    store.set(bootstrap.WORLD, b'{"error": "rank 3 did not come"}')
+    assert bootstrap._reason(store, place(job, 1, 2)) == "rank 3 did not come"

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, override
-from collectives.backends.base import Group, Joining
+from collectives.backends.base import Bootstrap, Group
 from collectives.backends.gloo.library import cannot_listen, pack_offer, translate, unpack_offers
 from collectives.backends.messaging import MessagingBackend
 from collectives.backends.pygloo.process import Helper
@@ -38,8 +38,8 @@ BINDING = "pygloo"
 START_SECONDS = 30.0
 
 
-class PyglooJoining(Joining):
-    """A :class:`Joining`.
+class PyglooBootstrap(Bootstrap):
+    """A :class:`Bootstrap`.
 
     ``timeout`` bounds the silence of a peer within an operation, in seconds. ``address`` is the IP address of this host
     that the peers connect to: anyone who reaches it can disturb or join the exchange. Raises ImportError without

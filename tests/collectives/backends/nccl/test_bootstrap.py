@@ -10,10 +10,10 @@ import pytest
 
 from collectives.api import HorovodInternalError, ShutDownError, Topology, UnsupportedRequestError
 from collectives.backends import registry
-from collectives.backends.nccl import joining, presence
-from collectives.backends.nccl import through_host as through_host_joining
+from collectives.backends.nccl import bootstrap, presence
+from collectives.backends.nccl import through_host as through_host_module
+from collectives.backends.nccl.bootstrap import NcclBootstrap, NcclOffer, absence, unavailable
 from collectives.backends.nccl.interface import failure, require_version, version_text
-from collectives.backends.nccl.joining import NcclJoining, NcclOffer, absence, unavailable
 from collectives.backends.nccl.presence import GpuPlace
 from collectives.net.attempts import ConnectAttempt
 from collectives.settings import Settings
@@ -22,7 +22,7 @@ from tests.collectives.backends.members import group_of, in_threads
 
 @pytest.fixture(autouse=True)
 def asked_anew():
-    cached = (unavailable, presence.without_gpu, joining.load)
+    cached = (unavailable, presence.without_gpu, bootstrap.load)
     for function in cached:
         function.cache_clear()
     yield
@@ -88,7 +88,7 @@ def test_a_library_that_cannot_be_used(error, monkeypatch, tmp_path):
     monkeypatch.setattr(presence, "find_spec", lambda name: True)
     monkeypatch.setattr(presence, "_count_gpus", lambda: 1)
     monkeypatch.setattr(presence, "_require_compiler", lambda: None)
-    monkeypatch.setattr(joining, "load", load)
+    monkeypatch.setattr(bootstrap, "load", load)
     assert unavailable() == str(error)
 
 
@@ -104,16 +104,16 @@ def usable(monkeypatch, tmp_path):
 
     monkeypatch.setattr(presence, "DRIVERS", (str(tmp_path),))
     monkeypatch.setattr(presence, "find_spec", lambda name: True)
-    monkeypatch.setattr(joining, "load", Library)
+    monkeypatch.setattr(bootstrap, "load", Library)
     monkeypatch.setattr(presence, "_count_gpus", lambda: 2)
     monkeypatch.setattr(presence, "_require_compiler", lambda: None)
     return Library
 
 
 def test_the_first_member_offers_the_id(usable):
-    offers = [NcclJoining(group_of(2, position), 30.0, position).offer for position in range(2)]
+    offers = [NcclBootstrap(group_of(2, position), 30.0, position).offer for position in range(2)]
     assert [NcclOffer(*msgpack.unpackb(offer)).id for offer in offers] == [b"the id", b""]
-    assert not NcclJoining(group_of(2), 30.0, 0).connect(offers, None).absence
+    assert not NcclBootstrap(group_of(2), 30.0, 0).connect(offers, None).absence
 
 
 def test_no_gpu_is_visible(usable, monkeypatch):
@@ -134,7 +134,7 @@ def test_an_id_that_cannot_be_made(usable):
         raise failure("unique id", 2, "unhandled system error")
 
     usable.unique_id = fail
-    offer = NcclOffer(*msgpack.unpackb(NcclJoining(group_of(2), 30.0, 0).offer))
+    offer = NcclOffer(*msgpack.unpackb(NcclBootstrap(group_of(2), 30.0, 0).offer))
     assert "NCCL's unique id failed with unhandled system error" in offer.reason
 
 
@@ -176,12 +176,12 @@ def test_the_gpu_of_a_rank_without_tensors():
 
 @pytest.fixture
 def through_host(monkeypatch):
-    """The joinings of two ranks for tensors on GPUs, whose reasons are ``reasons``."""
+    """The bootstraps of two ranks for tensors on GPUs, whose reasons are ``reasons``."""
 
     def prepared(*reasons):
         made = []
         for rank, reason in enumerate(reasons):
-            monkeypatch.setattr(through_host_joining, "without_gpu", lambda reason=reason: reason)
+            monkeypatch.setattr(through_host_module, "without_gpu", lambda reason=reason: reason)
             topology = Topology(rank, 2, rank, 2, hosts=("a", "b"), cores=1)
             made.append(registry.prepare([0, 1], topology, Settings(gpu_operations="tcp"), "127.0.0.1"))
         return made
@@ -195,21 +195,21 @@ def test_the_members_connect_through_the_host(reason, through_host):
 
     def member(rank):
         with ConnectAttempt(20.0) as attempt:
-            backend = made[rank][1].connect([joinings[1].offer for joinings in made], attempt)
+            backend = made[rank][1].connect([bootstraps[1].offer for bootstraps in made], attempt)
         is_connected = backend.name == "tcp"
         backend.close()
         return is_connected, backend.absence
 
     found = in_threads(2, member)
-    for joinings in made:
-        registry.discard(joinings, (), ShutDownError("done"))
+    for bootstraps in made:
+        registry.discard(bootstraps, (), ShutDownError("done"))
     assert found == [(not reason, f"no GPU can be used on rank 1 on host 'b': {reason}" if reason else "")] * 2
 
 
 @pytest.mark.parametrize("name", ["tcp", "gloo", "pygloo", "mpi"])
 def test_a_variable_names_the_library_of_the_host_for_gpus(name, monkeypatch):
     """The library itself may be missing here; that of tensors on the CPU is another one."""
-    monkeypatch.setattr(through_host_joining, "without_gpu", lambda: "")
+    monkeypatch.setattr(through_host_module, "without_gpu", lambda: "")
     for each in registry._PREPARE:
         monkeypatch.setitem(registry._PREPARE, each, lambda *_, each=each: SimpleNamespace(offer=each.encode()))
     topology = Topology(0, 2, 0, 2, hosts=("a", "b"), cores=1)
@@ -220,19 +220,19 @@ def test_a_variable_names_the_library_of_the_host_for_gpus(name, monkeypatch):
 
 def test_a_job_on_cpus_prepares_no_connections_for_gpus(monkeypatch):
     """Also where the library that a variable names for GPUs is missing."""
-    monkeypatch.setattr(through_host_joining, "without_gpu", lambda: "this host has no NVIDIA GPU")
+    monkeypatch.setattr(through_host_module, "without_gpu", lambda: "this host has no NVIDIA GPU")
     monkeypatch.setitem(registry._PREPARE, "mpi", lambda *_: pytest.fail("the library of the host is not needed"))
     topology = Topology(0, 2, 0, 2, hosts=("a", "b"), cores=1)
-    joinings = registry.prepare([0, 1], topology, Settings(gpu_operations="mpi"), "127.0.0.1")
-    backend = joinings[1].connect([joinings[1].offer] * 2, None)
+    bootstraps = registry.prepare([0, 1], topology, Settings(gpu_operations="mpi"), "127.0.0.1")
+    backend = bootstraps[1].connect([bootstraps[1].offer] * 2, None)
     assert backend.absence == "no GPU can be used on rank 0 on host 'a': this host has no NVIDIA GPU"
     backend.abort(ShutDownError("done"))
     backend.close()
-    registry.discard(joinings, (), ShutDownError("done"))
+    registry.discard(bootstraps, (), ShutDownError("done"))
 
 
 def test_nccl_is_the_default():
     topology = Topology(0, 2, 0, 2, hosts=("a", "b"), cores=1)
-    joinings = registry.prepare([0, 1], topology, Settings(), "127.0.0.1")
-    assert isinstance(joinings[1], NcclJoining)
-    registry.discard(joinings, (), ShutDownError("done"))
+    bootstraps = registry.prepare([0, 1], topology, Settings(), "127.0.0.1")
+    assert isinstance(bootstraps[1], NcclBootstrap)
+    registry.discard(bootstraps, (), ShutDownError("done"))

@@ -1,4 +1,4 @@
-"""Which rows an epoch sees when portions of the data come and go with their ranks; all ranks are in this process."""
+"""Which rows an epoch sees when shards of the data come and go with their ranks; all ranks are in this process."""
 
 from collections import Counter
 from contextlib import contextmanager
@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from collectives.api import InvalidRequestError
 from hvd_cluster.core import basics
 from hvd_cluster.elastic import shard_progress
-from hvd_cluster.elastic.shard_progress import Portion, ShardProgress, shares
+from hvd_cluster.elastic.shard_progress import DataShard, ShardProgress, shares
 
 SIZE = 4
 
 
 class Ranks:
-    """The ranks of a world, each with a portion; ``seen`` counts the rows (portion, row) of each epoch."""
+    """The ranks of a world, each with a shard; ``seen`` counts the rows (shard, row) of each epoch."""
 
     def __init__(self):
         self.members = []
         self.seen = {}
 
     def come(self, number, samples, digest=0):
-        newcomer = ShardProgress(Portion(number, samples, digest), SIZE)
+        newcomer = ShardProgress(DataShard(number, samples, digest), SIZE)
         if self.members:
             newcomer.load_state_dict(self.members[0].state_dict())
         self.members.append(newcomer)
@@ -100,10 +100,10 @@ def test_losses_with_successors(losses, also_late):
     for lost, steps in losses:
         for _ in range(min(steps, ranks.meet() - 1)):
             ranks.step()
-        portion = ranks.members.pop(lost)._own
+        shard = ranks.members.pop(lost)._own
         if also_late and ranks.meet() > 1:
             ranks.step()
-        ranks.come(portion.number, portion.samples, portion.digest)
+        ranks.come(shard.number, shard.samples, shard.digest)
     ranks.finish()
     assert {key for epoch in ranks.seen.values() for key in epoch} >= {*rows(2, 50)}
     assert max(count for epoch in ranks.seen.values() for count in epoch.values()) == 1
@@ -152,7 +152,7 @@ def test_other_rows_begin_anew(caplog):
 
 
 def test_of_two_ranks_with_one_portion_the_first_trains_it():
-    twice = [Portion(3, 8, 0), Portion(1, 8, 0), Portion(3, 8, 0)]
+    twice = [DataShard(3, 8, 0), DataShard(1, 8, 0), DataShard(3, 8, 0)]
     assert [share.samples for share in shares(twice)] == [8, 8, 0]
 
 

@@ -16,7 +16,7 @@ WIDTH = 3
 
 
 @contextmanager
-def spill(folder, monkeypatch, splits=1):
+def row_stream(folder, monkeypatch, splits=1):
     with open_writer(str(folder), len(FORMS), splits) as writer:
         copies = [os.dup(descriptor) for descriptor in writer.descriptors]
         monkeypatch.setenv(VARIABLE, " ".join(str(copy) for copy in copies))
@@ -42,7 +42,7 @@ def check(arrays, ids):
 
 
 def test_any_range_of_rows_is_there_once_it_was_announced(tmp_path, monkeypatch):
-    with spill(tmp_path, monkeypatch) as (writer, reader):
+    with row_stream(tmp_path, monkeypatch) as (writer, reader):
         for first in range(0, 9000, 1000):
             writer.append(0, rows(first, first + 1000))
             writer.announce()
@@ -56,7 +56,7 @@ def test_any_range_of_rows_is_there_once_it_was_announced(tmp_path, monkeypatch)
 
 def test_rows_can_be_taken_in_any_order(tmp_path, monkeypatch):
     order = np.random.default_rng(0).permutation(500) + 100
-    with spill(tmp_path, monkeypatch) as (writer, reader):
+    with row_stream(tmp_path, monkeypatch) as (writer, reader):
         writer.append(0, rows(0, 1000))
         writer.finish()
         assert reader.wait(0) == 1000
@@ -66,7 +66,7 @@ def test_rows_can_be_taken_in_any_order(tmp_path, monkeypatch):
 
 
 def test_parts_are_apart(tmp_path, monkeypatch):
-    with spill(tmp_path, monkeypatch, splits=2) as (writer, reader):
+    with row_stream(tmp_path, monkeypatch, splits=2) as (writer, reader):
         writer.append(0, rows(0, 10))
         writer.append(1, rows(10, 13))
         writer.finish()
@@ -75,7 +75,7 @@ def test_parts_are_apart(tmp_path, monkeypatch):
 
 
 def test_what_is_written_to_a_view_stays_there(tmp_path, monkeypatch):
-    with spill(tmp_path, monkeypatch) as (writer, reader):
+    with row_stream(tmp_path, monkeypatch) as (writer, reader):
         writer.append(0, rows(0, 100))
         writer.finish()
         assert reader.wait(0) == 100
@@ -86,7 +86,7 @@ def test_what_is_written_to_a_view_stays_there(tmp_path, monkeypatch):
 
 
 def test_a_mapping_ends_with_its_last_view(tmp_path, monkeypatch):
-    with spill(tmp_path, monkeypatch) as (writer, reader):
+    with row_stream(tmp_path, monkeypatch) as (writer, reader):
         writer.append(0, rows(0, 100))
         writer.finish()
         assert reader.wait(0) == 100
@@ -101,13 +101,13 @@ def test_a_mapping_ends_with_its_last_view(tmp_path, monkeypatch):
 
 
 def test_the_files_have_no_name(tmp_path, monkeypatch):
-    with spill(tmp_path, monkeypatch) as (writer, _):
+    with row_stream(tmp_path, monkeypatch) as (writer, _):
         writer.append(0, rows(0, 100))
         assert not list(tmp_path.iterdir())
 
 
 def test_a_task_never_waits_for_a_worker_that_does_not_read(tmp_path, monkeypatch):
-    with spill(tmp_path, monkeypatch) as (writer, reader):
+    with row_stream(tmp_path, monkeypatch) as (writer, reader):
         for first in range(5000):  # many times what a pipe takes
             writer.append(0, rows(first, first + 1))
             writer.announce()
@@ -118,7 +118,7 @@ def test_a_task_never_waits_for_a_worker_that_does_not_read(tmp_path, monkeypatc
 
 def test_a_record_that_is_not_whole_is_not_read(tmp_path, monkeypatch):
     """As when a reader looks while the task writes."""
-    with spill(tmp_path, monkeypatch) as (writer, reader):
+    with row_stream(tmp_path, monkeypatch) as (writer, reader):
         writer.append(0, rows(0, 10))
         writer.announce()
         whole = os.fstat(writer.descriptors[1]).st_size
@@ -130,7 +130,7 @@ def test_a_record_that_is_not_whole_is_not_read(tmp_path, monkeypatch):
 
 
 def test_no_rows(tmp_path, monkeypatch):
-    with spill(tmp_path, monkeypatch) as (writer, reader):
+    with row_stream(tmp_path, monkeypatch) as (writer, reader):
         writer.finish()
         assert reader.wait(0) == reader.wait(0, 1) == 0
 

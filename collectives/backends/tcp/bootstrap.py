@@ -11,7 +11,7 @@ from functools import partial
 import msgpack
 
 from collectives.api import CollectiveTimeoutError, override
-from collectives.backends.base import Group, Joining
+from collectives.backends.base import Bootstrap, Group
 from collectives.backends.tcp.backend import TcpBackend
 from collectives.backends.tcp.encryption import Encryption
 from collectives.backends.tcp.link import SecureLink, TcpLink
@@ -71,8 +71,8 @@ class TcpReception:
         )
 
 
-class TcpJoining(Joining):
-    """A :class:`Joining`.
+class TcpBootstrap(Bootstrap):
+    """A :class:`Bootstrap`.
 
     ``timeout`` bounds a silence of the peers within an operation, in seconds. The peers reach this host at ``address``,
     and prove that they know ``secret``, as this member does. ``crowded``: the host has more ranks than cores. With

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgpack
 
 from collectives.api import HorovodInternalError, UnsupportedRequestError, override
-from collectives.backends.base import Group, Joining
+from collectives.backends.base import Bootstrap, Group
 from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.interface import NcclConnection, NcclLibrary, Pause, version_text
 from collectives.backends.nccl.presence import device_at, without_gpu
@@ -33,8 +33,8 @@ class NcclOffer(NamedTuple):
     id: bytes = b""
 
 
-class NcclJoining(Joining):
-    """A :class:`Joining`, and :class:`NcclBackend` for ``timeout`` and ``settles_early``.
+class NcclBootstrap(Bootstrap):
+    """A :class:`Bootstrap`, and :class:`NcclBackend` for ``timeout`` and ``settles_early``.
 
     The members connect in their first operation, so nothing here waits.
     """

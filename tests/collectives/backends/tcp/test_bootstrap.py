@@ -14,13 +14,13 @@ import msgpack
 import pytest
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
-from collectives.backends.tcp import TcpBackend, TcpJoining
+from collectives.backends.tcp import TcpBackend, TcpBootstrap
 from collectives.handshake.frames import NONCE_BYTES
 from collectives.net import interfaces
 from collectives.net.attempts import ConnectAttempt
 from collectives.net.interfaces import LOOPBACK
 from tests.collectives.backends.members import group_of, in_threads
-from tests.collectives.backends.tcp.groups import SECRET, joining_of, with_backends
+from tests.collectives.backends.tcp.groups import SECRET, bootstrap_of, with_backends
 from tests.interrupts import interrupted
 
 
@@ -39,12 +39,12 @@ def test_a_member_that_listens_no_more():
 def test_an_abort_ends_a_start():
     error = PeerLostError("told to stop")
     with ConnectAttempt(20.0) as attempt:
-        joining = joining_of(group_of(2))
+        bootstrap = bootstrap_of(group_of(2))
         ender = threading.Timer(0.1, attempt.abort, [error])
         ender.start()
         with pytest.raises(PeerLostError) as caught:
-            joining.connect([joining.offer, b""], attempt)
-        joining.close()
+            bootstrap.connect([bootstrap.offer, b""], attempt)
+        bootstrap.close()
         ender.join()
     assert caught.value is error
 
@@ -55,20 +55,20 @@ def test_another_secret_opens_nothing(caplog):
     def body(rank: int) -> object:
         with ConnectAttempt(20.0) as attempt:
             if rank == 0:
-                return joinings[0].connect(both, attempt)
+                return bootstraps[0].connect(both, attempt)
             with pytest.raises(PeerLostError, match="does not know the secret of this job"):
                 stranger.connect(both, attempt)
-            return joinings[1].connect(both, attempt)
+            return bootstraps[1].connect(both, attempt)
 
-    joinings = [joining_of(group_of(2, rank)) for rank in range(2)]
-    stranger = joining_of(group_of(2, 1), secret=b"of another job")
-    both = [joining.offer for joining in joinings]
+    bootstraps = [bootstrap_of(group_of(2, rank)) for rank in range(2)]
+    stranger = bootstrap_of(group_of(2, 1), secret=b"of another job")
+    both = [bootstrap.offer for bootstrap in bootstraps]
     with caplog.at_level(logging.WARNING):
         for backend in in_threads(2, body):
             backend.close()
     assert "a connection to rank 0 was refused" in caplog.text
-    for joining in (*joinings, stranger):
-        joining.close()
+    for bootstrap in (*bootstraps, stranger):
+        bootstrap.close()
 
 
 def test_a_listener_without_the_secret_gets_no_data():
@@ -86,10 +86,10 @@ def test_a_listener_without_the_secret_gets_no_data():
         entry = {"id": "1" * 16, "host": "", "tcp": listener.getsockname()}
         thread = threading.Thread(target=pretend)
         thread.start()
-        joining = joining_of(group_of(2, 1))
+        bootstrap = bootstrap_of(group_of(2, 1))
         with ConnectAttempt(20.0) as attempt, pytest.raises(PeerLostError, match="does not know the secret"):
-            joining.connect([msgpack.packb(entry), joining.offer], attempt)
-        joining.close()
+            bootstrap.connect([msgpack.packb(entry), bootstrap.offer], attempt)
+        bootstrap.close()
         thread.join()
     assert SECRET not in heard[0]
 
@@ -100,13 +100,13 @@ def test_strangers_do_not_keep_members_from_connecting(word, monkeypatch):
 
     def body(rank: int) -> None:
         with ConnectAttempt(20.0) as attempt:
-            backend = joinings[rank].connect(both, attempt)
+            backend = bootstraps[rank].connect(both, attempt)
         backend.barrier()
         left.wait(20)
         backend.close()
 
-    joinings = [joining_of(group_of(2, rank)) for rank in range(2)]
-    both, left = [joining.offer for joining in joinings], threading.Barrier(2)
+    bootstraps = [bootstrap_of(group_of(2, rank)) for rank in range(2)]
+    both, left = [bootstrap.offer for bootstrap in bootstraps], threading.Barrier(2)
     monkeypatch.setattr("collectives.handshake.listeners.MOST_CANDIDATES", 4)
     strangers = [socket.create_connection(tuple(msgpack.unpackb(both[0])["tcp"])) for _ in range(6)]
     for stranger in strangers:
@@ -114,13 +114,13 @@ def test_strangers_do_not_keep_members_from_connecting(word, monkeypatch):
     in_threads(2, body)
     for stranger in strangers:
         stranger.close()
-    for joining in joinings:
-        joining.close()
+    for bootstrap in bootstraps:
+        bootstrap.close()
 
 
 def test_an_interrupt_at_any_line_of_the_preparation_leaves_no_descriptor():
     made, number = [], 0
-    while interrupted(number, (TcpJoining.__init__,), lambda: made.append(joining_of(group_of(2)))):
+    while interrupted(number, (TcpBootstrap.__init__,), lambda: made.append(bootstrap_of(group_of(2)))):
         number += 1
     made[0].close()
     assert number > 5
@@ -128,7 +128,7 @@ def test_an_interrupt_at_any_line_of_the_preparation_leaves_no_descriptor():
 
 def test_an_address_of_another_host():
     with pytest.raises(SettingsError, match=r"rank 0 cannot listen on \('192\.0\.2\.1', 0\)"):
-        joining_of(group_of(1), address="192.0.2.1")
+        bootstrap_of(group_of(1), address="192.0.2.1")
 
 
 def test_no_descriptor_left():
@@ -137,7 +137,7 @@ def test_no_descriptor_left():
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         with pytest.raises((OSError, SettingsError), match="Too many open files"):
-            joining_of(group_of(2))
+            bootstrap_of(group_of(2))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
@@ -157,10 +157,10 @@ from collectives.backends.registry import preload, prepare
 from collectives.settings import Settings
 settings = Settings()
 preload(settings)
-joinings = prepare((0, 1), Topology(0, 2, hosts=("a", "b"), cores=1), settings, "127.0.0.1")
-for joining in joinings:
-    joining.close()
-assert type(joinings[0]).__name__ == "TcpJoining"
+bootstraps = prepare((0, 1), Topology(0, 2, hosts=("a", "b"), cores=1), settings, "127.0.0.1")
+for bootstrap in bootstraps:
+    bootstrap.close()
+assert type(bootstraps[0]).__name__ == "TcpBootstrap"
 assert "torch" not in sys.modules
 """
 
@@ -171,11 +171,11 @@ def test_ranks_of_two_hosts_need_no_torch():
 
 def connect_alone(position: int) -> None:
     """While the other member of two has gone."""
-    other = joining_of(group_of(2, 1 - position))
+    other = bootstrap_of(group_of(2, 1 - position))
     other.close()
-    joining = joining_of(group_of(2, position))
+    bootstrap = bootstrap_of(group_of(2, position))
     try:
         with ConnectAttempt(0.1) as attempt:
-            joining.connect(sorted([joining.offer, other.offer], key=lambda each: each is not other.offer), attempt)
+            bootstrap.connect(sorted([bootstrap.offer, other.offer], key=lambda each: each is not other.offer), attempt)
     finally:
-        joining.close()
+        bootstrap.close()

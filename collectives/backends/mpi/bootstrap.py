@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from collectives.api import CollectiveTimeoutError, SettingsError, override
-from collectives.backends.base import Group, Joining
+from collectives.backends.base import Bootstrap, Group
 from collectives.backends.mpi.communicators import KEY_BYTES, create
 from collectives.backends.mpi.library import describe, start_mpi
 from collectives.backends.mpi.transport import MpiBackend
@@ -23,8 +23,8 @@ REMEDY = (
 )
 
 
-class MpiJoining(Joining):
-    """A :class:`Joining`.
+class MpiBootstrap(Bootstrap):
+    """A :class:`Bootstrap`.
 
     ``timeout`` bounds the silence of a peer within an operation, and the start of MPI, in seconds. Raises SettingsError
     where MPI is missing, or is not that of the mpirun that started this process.
