@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("collectives", "executors", "hvd_cluster")
-LEVELS = {
+LOG_LEVELS = {
     "trace": logging.DEBUG,
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -103,11 +103,11 @@ class _Fallback(logging.Handler):
 
 def configure(level: str, hide_time: bool, identity: Identity) -> None:
     """Let our loggers write records of at least ``level``, in lines that name ``identity``; may be called again."""
-    if not _rename(LEVELS[level], hide_time, identity):
+    if not _rename(LOG_LEVELS[level], hide_time, identity):
         handler = _Fallback(hide_time, identity)
         for package in PACKAGES:
             logger = logging.getLogger(package)
-            logger.setLevel(LEVELS[level])
+            logger.setLevel(LOG_LEVELS[level])
             for old in _fallbacks(logger):
                 logger.removeHandler(old)
             logger.addHandler(handler)

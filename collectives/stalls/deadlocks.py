@@ -68,7 +68,7 @@ def remedy(last: str, operation: Operation, waits: str, is_in_fit: bool) -> str:
     return FEWER if _GRADIENT.search(last) else OTHER_EPOCHS.format(last)
 
 
-PROPERTY = "call"
+CALL_MISMATCH = "call"
 """The ``property`` of a MismatchError that ends a deadlock."""
 SHOWN_CALLS = 6
 
@@ -138,7 +138,7 @@ def _describe(waits: Mapping[int, Sequence[Key]]) -> Disagreement:
     listed = "; ".join(f"{text} on {name_ranks(ranks)}" for text, ranks in together.items())
     change = remedy_of_calls(name for keys in waits.values() for _, name in keys)
     text = f"the ranks wait for each other in different calls, and none of them can go on: {listed}; {change}"
-    return Disagreement(text, PROPERTY, tuple(values.items()))
+    return Disagreement(text, CALL_MISMATCH, tuple(values.items()))
 
 
 def _calls(keys: Sequence[Key]) -> str:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from collectives.api import Store
-from collectives.observe.live.snapshot import LAST_RECORDING, PREFIX, Recording, Snapshot, recording_key
+from collectives.observe.live.snapshot import LAST_RECORDING, SNAPSHOT_PREFIX, Recording, Snapshot, recording_key
 from collectives.store.memory import Observer
 from executors.agents.local.output import Lines, Sink, Sinks, TeeSink, say
 from executors.api import ExecutorError, worker_id
@@ -111,7 +111,7 @@ class Dashboard:
 
     def _note(self, key: str) -> None:
         """Under the lock of the store, which must not be used here."""
-        if key.startswith((PREFIX, CHANGES, WORLDS)):
+        if key.startswith((SNAPSHOT_PREFIX, CHANGES, WORLDS)):
             self._changed[key] = time.monotonic()
 
     def _write(self, number: int, stream: str, line: str) -> None:
@@ -130,8 +130,8 @@ class Dashboard:
 
     def _take(self, key: str, value: bytes, at: float) -> None:
         try:
-            if key.startswith(PREFIX):
-                self._picture.hear(key.removeprefix(PREFIX), Snapshot.decode(value), at)
+            if key.startswith(SNAPSHOT_PREFIX):
+                self._picture.hear(key.removeprefix(SNAPSHOT_PREFIX), Snapshot.decode(value), at)
             elif key.startswith(CHANGES):
                 self._picture.tell(int(key.removeprefix(CHANGES)), value.decode())
             else:

@@ -14,7 +14,7 @@ from executors.agents.local.output import say
 from executors.agents.local.processes import check_command, passed_on
 from executors.agents.local.supervisor import Ended, Supervisor, Unheard
 from executors.agents.mpi import jsrun
-from executors.agents.mpi.launch import WITHOUT_TIME, MpiConsole, environment_of, launch, mpirun_of
+from executors.agents.mpi.launch import WITHOUT_TIME, MpiConsole, environment_of, mpirun_of, start_launcher
 from executors.agents.mpi.mpirun import MpiJob
 from executors.launchers.lsf import slots_of_hosts
 from hvd_cluster.cli.command_line import CommandLine
@@ -102,7 +102,7 @@ class ForeignLaunch:
     def _run(self, words: list[str], environment: Mapping[str, str]) -> int:
         supervisor = Supervisor()
         with passed_on(lambda number: supervisor.soon(lambda: _pass_on(supervisor, number))), supervisor:
-            launch(supervisor, self.job, words, environment, MpiConsole(), self.is_verbose)
+            start_launcher(supervisor, self.job, words, environment, MpiConsole(), self.is_verbose)
             for event in supervisor.events():
                 if isinstance(event, Unheard):
                     say(UNHEARD.format(self.launcher, signal.Signals(event.number).name))

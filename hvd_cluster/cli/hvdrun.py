@@ -12,7 +12,7 @@ from dataclasses import fields
 from types import FrameType
 from typing import NoReturn
 
-from collectives.logs import LEVELS
+from collectives.logs import LOG_LEVELS
 from collectives.net import descriptors
 from executors.agents.hosts.arguments import PlaceArguments, Places
 from executors.agents.hosts.job import HostsOptions, resolve_start_timeout, run_command
@@ -128,7 +128,7 @@ def _log_shown(level: str) -> Iterator[None]:
     before = [log.level for log in logs]
     for log in logs:
         log.addHandler(console)
-        log.setLevel(max(LEVELS[level.lower()], LOGS[log.name]))
+        log.setLevel(max(LOG_LEVELS[level.lower()], LOGS[log.name]))
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ import numpy as np
 
 from collectives.api import MismatchError, Operation
 from collectives.engine.engine import Engine
-from collectives.stalls.deadlocks import PROPERTY as STANDSTILL
+from collectives.stalls.deadlocks import CALL_MISMATCH
 from hvd_cluster.comparison.models import Model, Names, Told, crossed, difference, entry_of, judge
 from hvd_cluster.comparison.twins import ModelPlace, are_swapped, place_of
 from hvd_cluster.core import basics
@@ -117,7 +117,7 @@ class Meeting:
         try:
             return self._exchange(model, known, process_set)
         except MismatchError as error:
-            if error.property == STANDSTILL:  # the others wait for gradients, and would wait for more of them
+            if error.property == CALL_MISMATCH:  # the others wait for gradients, and would wait for more of them
                 basics.engine().abort(error)
             raise
         finally:

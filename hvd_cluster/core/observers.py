@@ -13,7 +13,7 @@ from itertools import pairwise
 from collectives.api import World
 from collectives.engine.engine import Engine
 from collectives.observe.autotune.autotuner import Autotuner
-from collectives.observe.live.sender import Recorder as Record
+from collectives.observe.live.sender import RecordTimeline
 from collectives.observe.live.sender import SnapshotSender
 from collectives.observe.metrics.exposition import Exposition
 from collectives.observe.metrics.meter import process_meter
@@ -68,7 +68,7 @@ class LivePage:
         self._sender = sender
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], world: World, settings: Settings, record: Record) -> LivePage:
+    def of(cls, environment: Mapping[str, str], world: World, settings: Settings, record: RecordTimeline) -> LivePage:
         """That of a worker with ``environment``, which is in ``world`` first."""
         _, _, elsewhere = settings.dashboard.partition("@")
         address, _, port = elsewhere.rpartition(":")

@@ -24,7 +24,7 @@ SEND_SECONDS = 2.0
 CLOSE_SECONDS = 2.0
 CHANGING = "not recorded: the ranks are changing; press again"
 
-Recorder = Callable[[str, bool], str | None]
+RecordTimeline = Callable[[str, bool], str | None]
 """Begins a timeline in the file of this path, or, if the second value is False, ends that one.
 
 It returns what the page shows about it, or None if it cannot be done now, because the ranks are changing.
@@ -38,7 +38,7 @@ class SnapshotSender:
     """
 
     def __init__(
-        self, store: Store, worker: str, host: str, meter: Meter, record: Recorder, patience: float = 60.0
+        self, store: Store, worker: str, host: str, meter: Meter, record: RecordTimeline, patience: float = 60.0
     ) -> None:
         self._store = store
         self._worker = worker

@@ -15,7 +15,7 @@ LAST_RECORDING = "record/last"
 """The key of the number of the last request for a recording."""
 LONG_SECONDS = 1.0
 """A wait counts before it is over when it takes longer than operations do."""
-PREFIX = "live/"
+SNAPSHOT_PREFIX = "live/"
 """The common beginning of the keys in the store of the job."""
 
 
@@ -139,7 +139,7 @@ _PLAIN = tuple(field.name for field in fields(Snapshot) if field.name not in ("s
 
 def snapshot_key(worker: str) -> str:
     """Where the snapshot of ``worker`` is in the store."""
-    return f"{PREFIX}{worker}"
+    return f"{SNAPSHOT_PREFIX}{worker}"
 
 
 def recording_key(number: int) -> str:

@@ -23,7 +23,7 @@ from executors.agents.local.supervisor import (
 )
 from executors.agents.local.task import search_path
 from executors.agents.local.work import CallWork
-from executors.agents.mpi.launch import MpiConsole, environment_of, launch, mpirun_of
+from executors.agents.mpi.launch import MpiConsole, environment_of, mpirun_of, start_launcher
 from executors.agents.mpi.mpirun import MpiJob
 from executors.api import ExecutorError, JobSecret, StartTimeoutError, WorkerError
 from executors.driver.outcome import Outcome, values
@@ -66,7 +66,7 @@ def run_function_by_mpi(call: bytes, job: MpiJob, options: MpiOptions) -> list[o
         task = [options.python, "-m", "executors.agents.mpi.task", address, str(port), str(job.size)]
         whole = replace(job, command=task)
         command = mpirun_of(whole, environment)
-        launch(supervisor, whole, command.words, command.variables, tails, options.is_verbose)
+        start_launcher(supervisor, whole, command.words, command.variables, tails, options.is_verbose)
         supervisor.after(options.start_timeout, ranks.check_up)
         codes = [ranks.launcher_ended(event) for event in supervisor.events(ranks.are_gone) if isinstance(event, Ended)]
     return ranks.values(codes[0], tails.last_lines(0))

@@ -67,7 +67,7 @@ def _address(job: MpiJob, environment: Mapping[str, str]) -> str | None:
     return None if is_alone or not {"localhost", LOOPBACK} & job.hosts.keys() else address_for(job.hosts, environment)
 
 
-def launch(
+def start_launcher(
     supervisor: Supervisor,
     job: MpiJob,
     words: Sequence[str],

@@ -19,7 +19,7 @@ from collectives.api import (
     Operation,
     RefusedCallError,
 )
-from collectives.stalls.deadlocks import PROPERTY as STANDSTILL
+from collectives.stalls.deadlocks import CALL_MISMATCH
 from hvd_cluster.core import basics
 from hvd_cluster.gradients.duplicate_names import Claim, Proposal, choose
 from hvd_cluster.gradients.layout import Rows, as_rows, common_sparse, differences, fingerprint, from_rows, has_news
@@ -219,7 +219,7 @@ class BucketReduction:
                 if (yield from self._try()):
                     return
             except MismatchError as error:
-                if error.property == STANDSTILL:
+                if error.property == CALL_MISMATCH:
                     basics.engine().abort(error)  # other tensors of this step would wait for ever
                     raise
                 failure = error.with_traceback(None)  # the frames of a traceback would keep the optimizer alive
