@@ -22,7 +22,7 @@ from hvd_cluster.gradients.buckets import SMALL_BYTES
 from hvd_cluster.gradients.compression import compressed, require_compressor
 from hvd_cluster.gradients.options import Options, check
 from hvd_cluster.gradients.targets import ListBucket, Target, buckets, model_of
-from hvd_cluster.ops.arguments import require_sparse_op
+from hvd_cluster.ops.arguments import Reduction, require_sparse_op
 
 Tensor: TypeAlias = Any
 """A gradient, or another tensor of the framework."""
@@ -72,9 +72,9 @@ class ListBinding(Protocol):
         """The parts of ``packed``, in the shapes of ``targets``."""
 
     def allreduce(
-        self, shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+        self, shipments: Sequence[Shipment], process_set: ProcessSet, how: Reduction
     ) -> Sequence[Sequence[Tensor]]:
-        """The combined tensors of each shipment; ``fields`` are those of a request. The given ones may be overwritten.
+        """The combined tensors of each shipment. The given ones may be overwritten.
 
         Raises the errors of an allreduce, where the framework raises at once.
         """
@@ -277,7 +277,7 @@ class ListCombiner:
         tag = 0 if plan.is_deferred else plan.roster.tag(plan.model)
         shipments = [Shipment(name, tensors, plan.static_roster, tag) for name, tensors in contents]
         try:
-            return self._binding.allreduce(shipments, self.options.process_set, self.options.fields)
+            return self._binding.allreduce(shipments, self.options.process_set, self.options.reduction)
         except Exception as error:
             cause = self._binding.engine_error(error)
             if plan.is_deferred or not isinstance(cause, MismatchError) or cause.property != "tag":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import accumulate
 from math import prod
-from typing import Any
 
 import jax
 from jax import numpy as jnp
@@ -17,6 +16,7 @@ from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding, Shipment
 from hvd_cluster.gradients.targets import Target
 from hvd_cluster.jax.calls import allreduce, size
+from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction
 from hvd_cluster.ops.backward import name_of_backward
 
 
@@ -75,11 +75,11 @@ class JaxLists(ListBinding):
     @staticmethod
     @override
     def allreduce(
-        shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+        shipments: Sequence[Shipment], process_set: ProcessSet, how: Reduction
     ) -> Sequence[Sequence[jax.Array]]:
         """InvalidRequestError where JAX computes on another device than the CPU."""
         _require_cpu()
-        combined = iter(allreduce(shipments, process_set, fields) if shipments else ())
+        combined = iter(allreduce(shipments, process_set, how) if shipments else ())
         return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
 
     @staticmethod
@@ -98,13 +98,10 @@ class JaxLists(ListBinding):
         return gradient / count
 
 
-_SUM = {"op": ReduceOp.SUM, "prescale_factor": 1.0, "postscale_factor": 1.0}
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def total(tensor: jax.Array, name: str, process_set: ProcessSet) -> jax.Array:
     """The sum of ``tensor`` over the ranks, whose gradient is the sum of the ranks' gradients."""
-    [[result]] = JaxLists.allreduce([Shipment(name, [tensor])], process_set, _SUM)
+    [[result]] = JaxLists.allreduce([Shipment(name, [tensor])], process_set, PLAIN_SUM)
     return result
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from collectives.api import InvalidRequestError, Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.ops.arguments import as_factor
+from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.ops.backward import name_of_backward
 from hvd_cluster.ops.refusals import report
 from hvd_cluster.ops.submission import process_set_id
@@ -69,19 +69,19 @@ def set_of(op: Any) -> dict[str, Any]:
     return {SET: op.get_attr(SET)}
 
 
-def reduction_attributes(op: ReduceOp, prescale_factor: Any, postscale_factor: Any) -> dict[str, Any]:
+def reduction_attributes(how: Reduction) -> dict[str, Any]:
     """How elements are combined."""
     return {
-        "reduce_op": int(op),
-        "prescale_factor": repr(as_factor(prescale_factor)),
-        "postscale_factor": repr(as_factor(postscale_factor)),
+        "reduce_op": int(how.op),
+        "prescale_factor": repr(how.prescale_factor),
+        "postscale_factor": repr(how.postscale_factor),
     }
 
 
-def reduction_of(op: Any) -> tuple[ReduceOp, float, float]:
-    """The reduction and the factors of a node, for its gradient."""
+def reduction_of(op: Any) -> Reduction:
+    """How a node combines elements, for its gradient."""
     factors = (float(op.get_attr(f"{when}scale_factor")) for when in ("pre", "post"))
-    return (ReduceOp(op.get_attr("reduce_op")), *factors)  # type: ignore[return-value]
+    return Reduction(ReduceOp(op.get_attr("reduce_op")), *factors)
 
 
 def backward_naming(op: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
-from hvd_cluster.ops.arguments import as_group, choose_op
+from hvd_cluster.ops.arguments import Reduction, as_group, reduction
 from hvd_cluster.ops.backward import of_group
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.operations.attributes import (
@@ -43,10 +43,10 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
     """Combine ``tensor`` (Average or Sum) over all ranks and keep this rank's rows."""
-    chosen = choose_op(None, op)
+    how = reduction(None, op, prescale_factor, postscale_factor)
     with tf.device(device_dense or None):
         small, context = compressed(compression, as_tensor(tensor))
-        result = _reducescatter(small, name, chosen, process_set, ignore_name_scope, prescale_factor, postscale_factor)
+        result = _combine(small, name, how, process_set, ignore_name_scope)
         return compression.decompress(result, context)
 
 
@@ -59,9 +59,16 @@ def _reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """As :func:`reducescatter`, without compression; by default the sum."""
-    how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
-    return call("HorovodReducescatter", {"tensor": as_tensor(tensor)}, how, name, ignore_name_scope)
+    """As :func:`reducescatter`, without compression; by default the sum. Scripts use it."""
+    how = reduction(None, op, prescale_factor, postscale_factor)
+    return _combine(tensor, name, how, process_set, ignore_name_scope)
+
+
+def _combine(
+    tensor: Any, name: str | None, how: Reduction, process_set: ProcessSet, ignore_name_scope: bool
+) -> tf.Tensor:
+    attributes = {**reduction_attributes(how), **set_attribute(process_set)}
+    return call("HorovodReducescatter", {"tensor": as_tensor(tensor)}, attributes, name, ignore_name_scope)
 
 
 @gradient_of("HorovodReducescatter")
@@ -72,9 +79,9 @@ def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
 
 def _scaled(op: Any, gradient: tf.Tensor) -> tf.Tensor:
     """As :func:`hvd_cluster.ops.backward.scatter_factor`; the size is that of the run."""
-    chosen, prescale, postscale = reduction_of(op)
-    factor = tf.cast(prescale * postscale, gradient.dtype)
-    if chosen is ReduceOp.SUM:
+    how = reduction_of(op)
+    factor = tf.cast(how.prescale_factor * how.postscale_factor, gradient.dtype)
+    if how.op is ReduceOp.SUM:
         factor *= tf.cast(size_op(**set_of(op)), gradient.dtype)
     return gradient * factor
 
@@ -92,12 +99,10 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
 ) -> list[tf.Tensor]:
     """Combine each tensor (Average or Sum) over all ranks and keep this rank's rows of each."""
-    chosen = choose_op(None, op)
+    how = reduction(None, op, prescale_factor, postscale_factor)
     with tf.device(device_dense or None):
         small, contexts = compress_all(compression, as_group(tensors, tf.Tensor, as_tensor))
-        results = _grouped_reducescatter(
-            small, name, chosen, process_set, ignore_name_scope, prescale_factor, postscale_factor
-        )
+        results = _combine_group(small, name, how, process_set, ignore_name_scope)
         return decompress_all(compression, results, contexts)
 
 
@@ -110,12 +115,20 @@ def _grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """As :func:`grouped_reducescatter`, without compression; by default the sums."""
-    how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
+    """As :func:`grouped_reducescatter`, without compression; by default the sums. Scripts use it."""
+    how = reduction(None, op, prescale_factor, postscale_factor)
+    return _combine_group(tensors, name, how, process_set, ignore_name_scope)
+
+
+def _combine_group(
+    tensors: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet, ignore_name_scope: bool
+) -> list[tf.Tensor]:
+    attributes = {**reduction_attributes(how), **set_attribute(process_set)}
     given = as_group(tensors, tf.Tensor, as_tensor)
     if not given:
         return []
-    results: list[tf.Tensor] = call("HorovodGroupedReducescatter", {"tensors": given}, how, name, ignore_name_scope)
+    inputs = {"tensors": given}
+    results: list[tf.Tensor] = call("HorovodGroupedReducescatter", inputs, attributes, name, ignore_name_scope)
     return results
 
 

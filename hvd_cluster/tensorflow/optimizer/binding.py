@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
@@ -15,9 +15,10 @@ from hvd_cluster.comparison.twins import stamp_of
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding, Shipment
 from hvd_cluster.gradients.targets import Target, positional
+from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.tensorflow.errors import engine_error, raised_by_tensorflow
 from hvd_cluster.tensorflow.operations.allgather import _grouped_allgather
-from hvd_cluster.tensorflow.operations.allreduce import _allreduce, _grouped_allreduce
+from hvd_cluster.tensorflow.operations.allreduce import combine, combine_group
 from hvd_cluster.tensorflow.operations.members import size_op
 
 
@@ -72,15 +73,15 @@ class TensorFlowLists(ListBinding):
 
     @override
     def allreduce(
-        self, shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+        self, shipments: Sequence[Shipment], process_set: ProcessSet, how: Reduction
     ) -> Sequence[Sequence[tf.Tensor]]:
         """In eager mode all travel as one group, because each call waits for its result."""
         with _on(self._device_dense):
             if not tf.executing_eagerly() or len(shipments) < 2:
-                return [_combined(shipment, process_set, fields) for shipment in shipments]
+                return [_combined(shipment, process_set, how) for shipment in shipments]
             everything = [tensor for shipment in shipments for tensor in shipment.tensors]
             joint = Shipment(shipments[0].name, everything, tag=shipments[0].tag)
-            combined = iter(_combined(joint, process_set, fields))
+            combined = iter(_combined(joint, process_set, how))
             return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
 
     @staticmethod
@@ -122,12 +123,12 @@ def _on(device: str) -> AbstractContextManager[Any]:
     return scope
 
 
-def _combined(shipment: Shipment, process_set: ProcessSet, fields: Mapping[str, Any]) -> Sequence[tf.Tensor]:
+def _combined(shipment: Shipment, process_set: ProcessSet, how: Reduction) -> Sequence[tf.Tensor]:
     # A script may have several tapes, in functions that run at the same time, whose gradients have equal names.
-    how = {**fields, "process_set": process_set, "roster": shipment.roster, "tag": shipment.tag}
+    naming = {"name": shipment.name, "roster": shipment.roster, "tag": shipment.tag}
     if shipment.is_alone:
-        return [_allreduce(shipment.tensors[0], shipment.name, **how)]
-    return _grouped_allreduce(shipment.tensors, shipment.name, **how)
+        return [combine(shipment.tensors[0], how, process_set, **naming)]
+    return combine_group(shipment.tensors, how, process_set, **naming)
 
 
 def target_of(variable: Any, name: str) -> Target:

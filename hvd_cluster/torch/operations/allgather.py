@@ -116,7 +116,7 @@ def sparse_allreduce_async(
 
     The result is a new sparse COO tensor, coalesced, with the elements of all ranks; the same one for each call.
     """
-    chosen = reduction(None, op, 1.0, 1.0)["op"]
+    chosen = reduction(None, op).op
     _check(tensor, chosen)
     own = tensor.detach().coalesce()
     pieces = [own.indices().t(), own.values(), torch.tensor([own.shape])]
