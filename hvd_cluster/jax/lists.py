@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import accumulate
-from math import prod
 
 import jax
 from jax import numpy as jnp
 
-from collectives.api import InvalidRequestError, ReduceOp, override
-from hvd_cluster.comparison.rosters import Roster
+from collectives.api import InvalidRequestError, override
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.gradients.lists import ListBinding, Shipment
+from hvd_cluster.gradients.lists import ListBinding, Shipment, by_shipment
 from hvd_cluster.gradients.targets import Target
 from hvd_cluster.jax.calls import allreduce, size
 from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction
@@ -45,32 +43,18 @@ class JaxLists(ListBinding):
 
     @staticmethod
     @override
-    def is_sparse(gradient: jax.Array) -> bool:
-        """Gradients of JAX are dense."""
-        return False
-
-    @staticmethod
-    @override
-    def to_dense(gradient: jax.Array, target: Target) -> jax.Array:
-        return gradient
-
-    @staticmethod
-    @override
     def zeros(target: Target, like: jax.Array | None) -> jax.Array:
         return jnp.zeros(target.shape or (), str(target.dtype))
 
     @staticmethod
     @override
-    def pack(gradients: Sequence[jax.Array]) -> jax.Array:
-        return jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
+    def concatenate(tensors: Sequence[jax.Array]) -> jax.Array:
+        return jnp.concatenate(tensors)
 
     @staticmethod
     @override
-    def unpack(packed: jax.Array, targets: Sequence[Target]) -> Sequence[jax.Array]:
-        shapes = [target.shape or () for target in targets]
-        ends = list(accumulate(prod(shape) for shape in shapes))
-        parts = jnp.split(packed, ends[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    def split(packed: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:
+        return jnp.split(packed, [*accumulate(sizes)][:-1])
 
     @staticmethod
     @override
@@ -79,15 +63,7 @@ class JaxLists(ListBinding):
     ) -> Sequence[Sequence[jax.Array]]:
         """InvalidRequestError where JAX computes on another device than the CPU."""
         _require_cpu()
-        combined = iter(allreduce(shipments, process_set, how) if shipments else ())
-        return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
-
-    @staticmethod
-    def gather(
-        gradient: jax.Array, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
-    ) -> jax.Array:
-        """Not called: no gradient is sparse."""
-        raise InvalidRequestError(f"the gradient {name!r} of JAX is not sparse")
+        return by_shipment(allreduce(shipments, process_set, how) if shipments else (), shipments)
 
     @staticmethod
     @override

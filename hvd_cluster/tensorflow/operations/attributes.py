@@ -8,11 +8,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from collectives.api import InvalidRequestError, Operation, ReduceOp
+from collectives.api import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.ops import refusals
 from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.ops.backward import name_of_backward
-from hvd_cluster.ops.refusals import report
 from hvd_cluster.ops.submission import process_set_id
 from hvd_cluster.tensorflow.naming import Naming
 
@@ -22,24 +22,8 @@ SET = "process_set_id"
 
 
 def collective(operation: Operation, group: int | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a function a public operation: the other ranks hear of arguments that eager mode refuses here.
-
-    ``group`` is as in :func:`hvd_cluster.ops.refusals.report`. A function that cannot be traced ends the script.
-    """
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return function(*args, **kwargs)
-            except InvalidRequestError as error:
-                if tf.executing_eagerly():
-                    report(error, operation, group, function, args, kwargs)
-                raise
-
-        return call
-
-    return decorate
+    """As :func:`hvd_cluster.ops.refusals.collective`. A function that cannot be traced ends the script."""
+    return refusals.collective(operation, group, tf.executing_eagerly)
 
 
 def gradient_of(op: str) -> Callable[[Callable[..., T]], Callable[..., T]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from math import prod
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +12,7 @@ from collectives.api import ReduceOp, override
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.comparison.twins import stamp_of
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.gradients.lists import ListBinding, Shipment
+from hvd_cluster.gradients.lists import ListBinding, Shipment, by_shipment
 from hvd_cluster.gradients.targets import Target, positional
 from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.tensorflow.errors import engine_error, raised_by_tensorflow
@@ -39,11 +38,6 @@ class TensorFlowLists(ListBinding):
 
     @staticmethod
     @override
-    def kind(gradient: tf.Tensor) -> Hashable:
-        return gradient.dtype, gradient.device
-
-    @staticmethod
-    @override
     def is_sparse(gradient: Any) -> bool:
         return isinstance(gradient, tf.IndexedSlices)
 
@@ -61,15 +55,19 @@ class TensorFlowLists(ListBinding):
 
     @staticmethod
     @override
-    def pack(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        return tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
+    def reshape(tensor: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+        return tf.reshape(tensor, shape)
 
     @staticmethod
     @override
-    def unpack(packed: tf.Tensor, targets: Sequence[Target]) -> Sequence[tf.Tensor]:
-        shapes = [target.shape or () for target in targets]  # those of packed gradients are known
-        parts = tf.split(packed, [prod(shape) for shape in shapes])
-        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    def concatenate(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.concat(tensors, 0)
+
+    @staticmethod
+    @override
+    def split(packed: tf.Tensor, sizes: Sequence[int]) -> Sequence[tf.Tensor]:
+        parts: Sequence[tf.Tensor] = tf.split(packed, sizes)
+        return parts
 
     @override
     def allreduce(
@@ -81,8 +79,7 @@ class TensorFlowLists(ListBinding):
                 return [_combined(shipment, process_set, how) for shipment in shipments]
             everything = [tensor for shipment in shipments for tensor in shipment.tensors]
             joint = Shipment(shipments[0].name, everything, tag=shipments[0].tag)
-            combined = iter(_combined(joint, process_set, how))
-            return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
+            return by_shipment(_combined(joint, process_set, how), shipments)
 
     @staticmethod
     @override

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from math import prod
 
 import torch
 
@@ -26,11 +25,6 @@ class TorchLists(ListBinding):
 
     @staticmethod
     @override
-    def kind(gradient: torch.Tensor) -> Hashable:
-        return gradient.dtype, gradient.device
-
-    @staticmethod
-    @override
     def is_sparse(gradient: torch.Tensor) -> bool:
         return gradient.is_sparse
 
@@ -49,15 +43,13 @@ class TorchLists(ListBinding):
 
     @staticmethod
     @override
-    def pack(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+    def concatenate(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([*tensors])
 
     @staticmethod
     @override
-    def unpack(packed: torch.Tensor, targets: Sequence[Target]) -> Sequence[torch.Tensor]:
-        shapes = [target.shape or () for target in targets]
-        parts = packed.split_with_sizes([prod(shape) for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    def split(packed: torch.Tensor, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        return packed.split_with_sizes([*sizes])
 
     @staticmethod
     @override
