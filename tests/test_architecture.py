@@ -135,7 +135,7 @@ def test_arrows_only_point_downwards():
 
 FOLDERS = {
     "collectives": ["controller", "net", "stalls", "store", "handshake", "kernels", "backends", "engine", "observe"],
-    "executors": ["membership", "job", "driver", "launchers", "agents"],
+    "executors": ["membership", "job", "launchers", "dashboard", "driver", "agents"],
     "hvd_cluster": ["core", "ops", "comparison", "gradients", "elastic", "graphs", "torch"],
 }
 """The folders of a layer, each of which may import itself and those before it. Others are not in this order."""
