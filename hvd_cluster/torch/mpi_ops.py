@@ -1,8 +1,8 @@
 """All collectives, in Horovod's module of this name: ``from horovod.torch.mpi_ops import allreduce_async_``."""
 
 from collectives.api import HorovodInternalError
-from hvd_cluster import names as _names
-from hvd_cluster.names import *  # noqa: F403
+from hvd_cluster import common_api as _common_api
+from hvd_cluster.common_api import *  # noqa: F403
 from hvd_cluster.ops.arguments import Max, Min, Product
 from hvd_cluster.ops.submission import Handle as Handle
 from hvd_cluster.ops.submission import HandleGroup as HandleGroup
@@ -80,4 +80,4 @@ __all__ = [
     "sparse_allreduce_async",
     "synchronize",
 ]
-__all__ += _names.__all__
+__all__ += _common_api.__all__
