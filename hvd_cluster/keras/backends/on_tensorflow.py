@@ -9,8 +9,8 @@ from hvd_cluster.gradients.lists import ListBinding
 from hvd_cluster.keras.backends import Operations
 from hvd_cluster.ops.arguments import PLAIN_SUM
 from hvd_cluster.tensorflow import mpi_ops
-from hvd_cluster.tensorflow.operations.allreduce import combine
-from hvd_cluster.tensorflow.operations.calls import makes_nodes
+from hvd_cluster.tensorflow.operations.allreduce import OP
+from hvd_cluster.tensorflow.operations.calls import combine, makes_nodes
 from hvd_cluster.tensorflow.optimizer.binding import TensorFlowLists
 
 
@@ -19,7 +19,7 @@ def lists(device_dense: str, device_sparse: str) -> ListBinding:
 
 
 def total(tensor: Any, name: str, process_set: ProcessSet) -> Any:
-    return combine(tensor, PLAIN_SUM, process_set, name=name, ignore_name_scope=True, by_path=True)
+    return combine(OP, tensor, PLAIN_SUM, process_set, name=name, ignore_name_scope=True, by_path=True)
 
 
 def in_graph(value: Any) -> Operations | None:

@@ -20,12 +20,13 @@ from hvd_cluster.tensorflow.operations.attributes import (
     gradient_of,
     reduction_attributes,
     reduction_of,
-    set_attribute,
     set_of,
 )
-from hvd_cluster.tensorflow.operations.calls import call
+from hvd_cluster.tensorflow.operations.calls import call, combine, combine_group
 from hvd_cluster.tensorflow.operations.members import size_op
 from hvd_cluster.tensorflow.tensors import as_tensor, is_continuous
+
+OP, GROUPED_OP = "HorovodAllreduce", "HorovodGroupedAllreduce"
 
 
 def allreduce_slices(
@@ -81,14 +82,8 @@ def allreduce(
             return allreduce_slices(tensor, name, compression, how, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
         small, context = compressed(compression, as_tensor(tensor))
-        result = combine(small, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
+        result = combine(OP, small, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
         return compression.decompress(result, context)
-
-
-def combine(tensor: Any, how: Reduction, process_set: ProcessSet, **naming: Any) -> tf.Tensor:
-    """:func:`allreduce` of a dense tensor, without compression. ``naming``: arguments of :func:`call`."""
-    attributes = {**reduction_attributes(how), **set_attribute(process_set)}
-    return call("HorovodAllreduce", {"tensor": as_tensor(tensor)}, attributes, **naming)
 
 
 def _allreduce(
@@ -102,13 +97,13 @@ def _allreduce(
 ) -> tf.Tensor:
     """As :func:`allreduce`, for a dense tensor and without compression; by default the sum. Scripts use it."""
     how = reduction(None, op, prescale_factor, postscale_factor)
-    return combine(tensor, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
+    return combine(OP, tensor, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
 
 
-@gradient_of("HorovodAllreduce")
+@gradient_of(OP)
 def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
     attributes = _attributes_of_backward(op)
-    return call("HorovodAllreduce", {"tensor": gradient}, attributes, **backward_naming(op))
+    return call(OP, {"tensor": gradient}, attributes, **backward_naming(op))
 
 
 def _attributes_of_backward(op: Any) -> dict[str, Any]:
@@ -147,23 +142,13 @@ def grouped_allreduce(
     dense = [each for index, each in enumerate(given) if index not in sparse]
     with tf.device(device_dense or None):
         small, contexts = compress_all(compression, as_group(dense, tf.Tensor, as_tensor))
-        combined = combine_group(small, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
+        combined = combine_group(GROUPED_OP, small, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
         results = iter(decompress_all(compression, combined, contexts))
     return [sparse[index] if index in sparse else next(results) for index in range(len(given))]
 
 
 def _of_member(name: str | None, index: int) -> str | None:
     return None if name is None else f"{name}.{index}"
-
-
-def combine_group(tensors: Sequence[Any], how: Reduction, process_set: ProcessSet, **naming: Any) -> list[tf.Tensor]:
-    """:func:`grouped_allreduce` of dense tensors, without compression. ``naming``: arguments of :func:`call`."""
-    attributes = {**reduction_attributes(how), **set_attribute(process_set)}
-    given = as_group(tensors, tf.Tensor, as_tensor)
-    if not given:
-        return []
-    results: list[tf.Tensor] = call("HorovodGroupedAllreduce", {"tensors": given}, attributes, **naming)
-    return results
 
 
 def _grouped_allreduce(
@@ -177,16 +162,16 @@ def _grouped_allreduce(
 ) -> list[tf.Tensor]:
     """As :func:`grouped_allreduce`, for dense tensors and without compression; by default the sums. Scripts use it."""
     how = reduction(None, op, prescale_factor, postscale_factor)
-    return combine_group(tensors, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
+    return combine_group(GROUPED_OP, tensors, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
 
 
-@gradient_of("HorovodGroupedAllreduce")
+@gradient_of(GROUPED_OP)
 def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | None]:
     attributes = _attributes_of_backward(op)
 
     def backward(given: list[tf.Tensor]) -> list[tf.Tensor]:
         inputs = {"tensors": given}
-        results: list[tf.Tensor] = call("HorovodGroupedAllreduce", inputs, attributes, **backward_naming(op))
+        results: list[tf.Tensor] = call(GROUPED_OP, inputs, attributes, **backward_naming(op))
         return results
 
     return of_group(gradients, is_continuous, backward)

@@ -13,21 +13,21 @@ import tensorflow as tf
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
-from hvd_cluster.ops.arguments import Reduction, as_group, reduction
+from hvd_cluster.ops.arguments import as_group, reduction
 from hvd_cluster.ops.backward import of_group
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.operations.attributes import (
     backward_naming,
     collective,
     gradient_of,
-    reduction_attributes,
     reduction_of,
-    set_attribute,
     set_of,
 )
-from hvd_cluster.tensorflow.operations.calls import call
+from hvd_cluster.tensorflow.operations.calls import call, combine, combine_group
 from hvd_cluster.tensorflow.operations.members import size_op
 from hvd_cluster.tensorflow.tensors import as_tensor, is_continuous
+
+OP, GROUPED_OP = "HorovodReducescatter", "HorovodGroupedReducescatter"
 
 
 @collective(Operation.REDUCESCATTER)
@@ -46,7 +46,7 @@ def reducescatter(
     how = reduction(None, op, prescale_factor, postscale_factor)
     with tf.device(device_dense or None):
         small, context = compressed(compression, as_tensor(tensor))
-        result = _combine(small, name, how, process_set, ignore_name_scope)
+        result = combine(OP, small, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
         return compression.decompress(result, context)
 
 
@@ -61,17 +61,10 @@ def _reducescatter(
 ) -> tf.Tensor:
     """As :func:`reducescatter`, without compression; by default the sum. Scripts use it."""
     how = reduction(None, op, prescale_factor, postscale_factor)
-    return _combine(tensor, name, how, process_set, ignore_name_scope)
+    return combine(OP, tensor, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
 
 
-def _combine(
-    tensor: Any, name: str | None, how: Reduction, process_set: ProcessSet, ignore_name_scope: bool
-) -> tf.Tensor:
-    attributes = {**reduction_attributes(how), **set_attribute(process_set)}
-    return call("HorovodReducescatter", {"tensor": as_tensor(tensor)}, attributes, name, ignore_name_scope)
-
-
-@gradient_of("HorovodReducescatter")
+@gradient_of(OP)
 def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
     """The gradients of all rows are gathered, and scaled as the tensors were."""
     return call("HorovodAllgather", {"tensor": _scaled(op, gradient)}, set_of(op), **backward_naming(op))[0]
@@ -102,7 +95,7 @@ def grouped_reducescatter(
     how = reduction(None, op, prescale_factor, postscale_factor)
     with tf.device(device_dense or None):
         small, contexts = compress_all(compression, as_group(tensors, tf.Tensor, as_tensor))
-        results = _combine_group(small, name, how, process_set, ignore_name_scope)
+        results = combine_group(GROUPED_OP, small, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
         return decompress_all(compression, results, contexts)
 
 
@@ -117,22 +110,10 @@ def _grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """As :func:`grouped_reducescatter`, without compression; by default the sums. Scripts use it."""
     how = reduction(None, op, prescale_factor, postscale_factor)
-    return _combine_group(tensors, name, how, process_set, ignore_name_scope)
+    return combine_group(GROUPED_OP, tensors, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
 
 
-def _combine_group(
-    tensors: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet, ignore_name_scope: bool
-) -> list[tf.Tensor]:
-    attributes = {**reduction_attributes(how), **set_attribute(process_set)}
-    given = as_group(tensors, tf.Tensor, as_tensor)
-    if not given:
-        return []
-    inputs = {"tensors": given}
-    results: list[tf.Tensor] = call("HorovodGroupedReducescatter", inputs, attributes, name, ignore_name_scope)
-    return results
-
-
-@gradient_of("HorovodGroupedReducescatter")
+@gradient_of(GROUPED_OP)
 def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | None]:
     def backward(given: list[tf.Tensor]) -> list[tf.Tensor]:
         inputs = {"tensors": [_scaled(op, gradient) for gradient in given]}

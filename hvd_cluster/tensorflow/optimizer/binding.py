@@ -17,7 +17,8 @@ from hvd_cluster.gradients.targets import Target, positional
 from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.tensorflow.errors import engine_error, raised_by_tensorflow
 from hvd_cluster.tensorflow.operations.allgather import _grouped_allgather
-from hvd_cluster.tensorflow.operations.allreduce import combine, combine_group
+from hvd_cluster.tensorflow.operations.allreduce import GROUPED_OP, OP
+from hvd_cluster.tensorflow.operations.calls import combine, combine_group
 from hvd_cluster.tensorflow.operations.members import size_op
 
 
@@ -124,8 +125,8 @@ def _combined(shipment: Shipment, process_set: ProcessSet, how: Reduction) -> Se
     # A script may have several tapes, in functions that run at the same time, whose gradients have equal names.
     naming = {"name": shipment.name, "roster": shipment.roster, "tag": shipment.tag}
     if shipment.is_alone:
-        return [combine(shipment.tensors[0], how, process_set, **naming)]
-    return combine_group(shipment.tensors, how, process_set, **naming)
+        return [combine(OP, shipment.tensors[0], how, process_set, **naming)]
+    return combine_group(GROUPED_OP, shipment.tensors, how, process_set, **naming)
 
 
 def target_of(variable: Any, name: str) -> Target:
