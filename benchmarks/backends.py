@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.measure import add_json_argument, add_launches_argument, in_rows, interleave, tabulate
 from benchmarks.sizes import label, parse_size, turns_for
-from collectives.api import Operation, ReduceOp
+from collectives.api import Operation
 from collectives.backends.registry import Row, rows
 from executors.api import ExecutorError
 from hvd_cluster import run
@@ -87,7 +87,7 @@ def _median(nbytes: int, scale: float) -> float:
     array, name, turns = np.zeros(nbytes // 4, np.float32), label(nbytes), turns_for(nbytes, scale)
 
     def call() -> None:
-        run_operation(Operation.ALLREDUCE, in_place, array, name, global_process_set, op=ReduceOp.SUM)
+        run_operation(Operation.ALLREDUCE, in_place, array, name, global_process_set)
 
     array[:] = basics.rank() + 1
     call()

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.measure import add_json_argument, tabulate
 from collectives.api import Topology, World
-from executors.driver.worlds import assign_ranks
+from executors.job.worlds import assign_ranks
 from tests.hvd_cluster.torch.pool import Pool
 from tests.namespaces import HOSTS, Network, Unavailable
 

@@ -182,27 +182,14 @@ def run(
         WorkerError: a process died, or called ``sys.exit``, or its result cannot be pickled.
         Exception: an exception of ``func``, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
     """
-    for_ours: dict[str, object] = {
-        "min_num_proc": min_num_proc,
-        "max_num_proc": max_num_proc,
-        "min_np": min_np,
-        "max_np": max_np,
+    for_ours = {
+        **{"min_num_proc": min_num_proc, "max_num_proc": max_num_proc, "min_np": min_np, "max_np": max_np},
+        **{"slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range},
+        **{"host_discovery_script": host_discovery_script, "elastic_timeout": elastic_timeout},
+        **{"remote_shell": remote_shell, "grace_seconds": grace_seconds},
     }
-    for_ours |= {"slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range}
-    for_ours |= {"host_discovery_script": host_discovery_script, "elastic_timeout": elastic_timeout}
-    for_ours |= {"remote_shell": remote_shell, "grace_seconds": grace_seconds}
     check_controller(use_gloo, use_mpi, mpi_args, for_ours)
-    given = PlaceArguments(
-        hosts=read_hosts(hosts),
-        hostfile=hostfile,
-        host_discovery_script=read_script(host_discovery_script),
-        slots=None if slots is None else check_integer(slots, "slots", 1),
-        remote_shell=remote_shell,
-        ssh_port=read_port(ssh_port),
-        ssh_identity_file=ssh_identity_file,
-    )
-    given = given.within(allocation_of(os.environ))
-    given.check(WRITTEN)
+    given = _places(hosts, hostfile, host_discovery_script, slots, remote_shell, ssh_port, ssh_identity_file)
     size = renamed("num_proc", num_proc, "np", np)
     least = renamed("min_num_proc", min_num_proc, "min_np", min_np)
     most = renamed("max_num_proc", max_num_proc, "max_np", max_np)
@@ -227,6 +214,30 @@ def run(
         return cast("list[T]", run_function_by_mpi(pickle_call(Call.of(func, args, kwargs)), job, by_mpi))
     options = replace(options, grace=resolve_grace(grace_seconds))
     return cast("list[T]", run_function(pickle_call(Call.of(func, args, kwargs)), limits, options, python))
+
+
+def _places(
+    hosts: object,
+    hostfile: str | Path | None,
+    script: object,
+    slots: object,
+    remote_shell: str | None,
+    ssh_port: object,
+    ssh_identity_file: str | Path | None,
+) -> PlaceArguments:
+    """Where the processes may run, also as the launcher around this process says."""
+    given = PlaceArguments(
+        hosts=read_hosts(hosts),
+        hostfile=hostfile,
+        host_discovery_script=read_script(script),
+        slots=None if slots is None else check_integer(slots, "slots", 1),
+        remote_shell=remote_shell,
+        ssh_port=read_port(ssh_port),
+        ssh_identity_file=ssh_identity_file,
+    )
+    given = given.within(allocation_of(os.environ))
+    given.check(WRITTEN)
+    return given
 
 
 def _limits(size: int | None, elastic: ElasticArguments, given: PlaceArguments) -> Limits:

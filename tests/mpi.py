@@ -22,7 +22,7 @@ from hvd_cluster.ops.arrays import in_place
 from hvd_cluster.ops.submission import run
 basics.init()
 numbers = numpy.array([basics.rank() + 1.0])
-run(Operation.ALLREDUCE, in_place, numbers, "numbers", global_process_set, op=ReduceOp.SUM)
+run(Operation.ALLREDUCE, in_place, numbers, "numbers", global_process_set)
 os.write(1, f"{basics.rank()} of {basics.size()}: {numbers[0]}\\n".encode())
 """
 

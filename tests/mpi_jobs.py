@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from collectives.api import CollectiveTimeoutError, InvalidRequestError, Operation, ReduceOp, SettingsError
+from collectives.api import CollectiveTimeoutError, InvalidRequestError, Operation, SettingsError
 from collectives.backends.mpi.transport import MpiTransport
 from hvd_cluster.core import basics, features
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
@@ -24,7 +24,7 @@ def mpi():
 def total(process_set=global_process_set):
     """The sum over 1, 2... of the ranks of a set."""
     numbers = np.array([basics.rank() + 1.0])
-    run(Operation.ALLREDUCE, in_place, numbers, f"of {process_set.ranks}", process_set, op=ReduceOp.SUM)
+    run(Operation.ALLREDUCE, in_place, numbers, f"of {process_set.ranks}", process_set)
     return numbers[0]
 
 

@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection, wait
 import cloudpickle
 
 from executors.driver.outcome import capture
-from executors.driver.worlds import assign_ranks
 from executors.job.job import Job
+from executors.job.worlds import assign_ranks
 from tests.collectives.backends.members import forking_context
 from tests.namespaces import stay_inside
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster import names
+from hvd_cluster import common_api
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("collectives", "executors", "hvd_cluster")  # each may import itself and those before it
@@ -135,7 +135,7 @@ def test_arrows_only_point_downwards():
 
 FOLDERS = {
     "collectives": ["controller", "net", "stalls", "store", "handshake", "kernels", "backends", "engine", "observe"],
-    "executors": ["membership", "job", "driver", "launchers", "agents"],
+    "executors": ["membership", "job", "launchers", "dashboard", "driver", "agents"],
     "hvd_cluster": ["core", "ops", "comparison", "gradients", "elastic", "graphs", "torch"],
 }
 """The folders of a layer, each of which may import itself and those before it. Others are not in this order."""
@@ -301,7 +301,7 @@ SURFACE = {
     "hvd_cluster.elastic": ["GlobalBatches", "ObjectState", "State", "drain", "run"],
     "hvd_cluster.horovod": ["install", "is_requested", "search_path"],
     "hvd_cluster.keras": [
-        *names.__all__,
+        *common_api.__all__,
         "Compression",
         "DistributedOptimizer",
         "PartialDistributedOptimizer",
@@ -361,7 +361,7 @@ SURFACE = {
     ],
     "hvd_cluster.spark.task": ["get_available_devices"],
     "hvd_cluster.tensorflow": [
-        *names.__all__,
+        *common_api.__all__,
         "BroadcastGlobalVariablesHook",
         "Compression",
         "DistributedGradientTape",
@@ -413,7 +413,7 @@ SURFACE = {
         "run",
     ],
     "hvd_cluster.tensorflow.keras": [
-        *names.__all__,
+        *common_api.__all__,
         "Compression",
         "DistributedOptimizer",
         "PartialDistributedOptimizer",
@@ -429,7 +429,7 @@ SURFACE = {
         "reducescatter",
     ],
     "hvd_cluster.torch": [
-        *names.__all__,
+        *common_api.__all__,
         "Compression",
         "DistributedOptimizer",
         "GradientCompressor",

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from collectives.api import Store
 from collectives.observe.live.snapshot import LAST_RECORDING, SNAPSHOT_PREFIX, Recording, Snapshot, recording_key
 from collectives.store.memory import Observer
-from executors.agents.local.output import Lines, Sink, Sinks, TeeSink, say
 from executors.api import ExecutorError, worker_id
 from executors.dashboard.picture import Address, Picture
 from executors.dashboard.server import DashboardServer
-from executors.driver.worlds import CHANGES, WORLDS, Published
+from executors.job.output import Lines, Sink, Sinks, TeeSink, say
+from executors.job.worlds import CHANGES, WORLDS, Published
 
 logger = logging.getLogger(__name__)
 

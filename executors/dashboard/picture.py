@@ -10,7 +10,7 @@ from typing import Any
 from collectives.net.interfaces import LOOPBACK
 from collectives.observe.live.snapshot import Snapshot
 from executors.api import worker_id
-from executors.driver.worlds import Published
+from executors.job.worlds import Published
 
 LARGEST_PORT = 65535
 FORM = "an address and a port, such as 127.0.0.1:8265, 0.0.0.0:0 for any free port, or [::1]:8265"

@@ -13,7 +13,9 @@ from functools import partial
 from collectives.handshake.entries import EndNotes
 from executors.api import StartTimeoutError, number_of
 from executors.driver.member import WorkerIdentity
-from executors.driver.worlds import (
+from executors.failures import CAUSE_SECONDS, Failure, FailureKind, Patience, with_last_lines
+from executors.job.job import Job
+from executors.job.worlds import (
     CALL,
     REPORTS,
     Published,
@@ -27,8 +29,6 @@ from executors.driver.worlds import (
     summary,
     world_key,
 )
-from executors.failures import CAUSE_SECONDS, Failure, FailureKind, Patience, with_last_lines
-from executors.job.job import Job
 from executors.membership import (
     Action,
     End,

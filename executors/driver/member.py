@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, Store
 from collectives.net.attempts import attempts
-from executors.driver.worlds import (
+from executors.job.worlds import (
     CALL,
     Answer,
     Published,

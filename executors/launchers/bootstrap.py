@@ -20,10 +20,10 @@ from collectives.net.interfaces import LOOPBACK
 from collectives.store.client import RendezvousClient
 from collectives.store.server import RendezvousServer
 from executors.api import JobSecret
-from executors.driver.worlds import slots_of
 from executors.job import host
 from executors.job.environment import Course
 from executors.job.job import environment_of
+from executors.job.worlds import slots_of
 from executors.launchers.place import Farewell, Found, Place, nothing, text
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import singledispatchmethod
 
 from executors.api import worker_id
-from executors.membership.deaths import Losses
 from executors.membership.events import (
     Action,
     End,
@@ -35,6 +34,7 @@ from executors.membership.events import (
 )
 from executors.membership.hosts import Hosts, spread
 from executors.membership.limits import ElasticCounts, Limits
+from executors.membership.losses import Losses
 
 GATHER_SECONDS = 0.5
 """A newcomer that is ready waits this long for others that still start, so that they come in by one change."""

@@ -16,7 +16,6 @@ from collectives.logs import LOG_LEVELS
 from collectives.net import descriptors
 from executors.agents.hosts.arguments import PlaceArguments, Places
 from executors.agents.hosts.job import HostsOptions, resolve_start_timeout, run_command
-from executors.agents.local.output import release_consoles, say
 from executors.agents.local.supervisor import resolve_grace
 from executors.agents.mpi.launch import WITHOUT_PAGE
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
@@ -26,6 +25,7 @@ from executors.job.discovery import DiscoveryError
 from executors.job.elastic_arguments import WRITTEN as ELASTIC
 from executors.job.elastic_arguments import ElasticArguments, resolve_limits
 from executors.job.environment import interface_variables
+from executors.job.output import release_consoles, say
 from executors.launchers.allocation import allocation_of
 from hvd_cluster import horovod
 from hvd_cluster.cli.by_mpi import OURS, ForeignLaunch, check_controller

@@ -143,11 +143,10 @@ def _start(sets: list[ProcessSet], comm: object = None) -> None:
     sets = _with_communicators(sets, comm, world.topology.size, settings)
     worlds = _process.worlds = _process.worlds or Worlds.of(environment, world, settings, _running_engine)
     _want(sets)
-    if worlds is None:
-        engine = _connect(reading, sets, world)
-    else:
-        sets = [] if worlds.is_alone else sets
-        engine = worlds.connect(world, partial(_connect, reading, sets))
+    sets = [] if worlds is not None and worlds.is_alone else sets
+    connect = partial(_connect, reading, sets)
+    engine = connect(world) if worlds is None else worlds.connect(world, connect)
+    if worlds is not None:
         entered = replace(world, round=worlds.round, topology=engine.topology)
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine

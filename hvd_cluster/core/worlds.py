@@ -27,7 +27,7 @@ from collectives.settings import Settings
 from collectives.store.client import RendezvousClient
 from collectives.version import VERSION
 from executors.driver.member import PATIENCE_SECONDS, Member, WorkerIdentity
-from executors.driver.worlds import Answer, Published, Report, WorldCall
+from executors.job.worlds import Answer, Published, Report, WorldCall
 
 logger = logging.getLogger(__name__)
 

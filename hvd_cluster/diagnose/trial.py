@@ -14,7 +14,6 @@ from collectives.api import (
     HorovodInternalError,
     InvalidRequestError,
     Operation,
-    ReduceOp,
     SettingsError,
     UnsupportedRequestError,
 )
@@ -124,4 +123,4 @@ def _timed(array: Any) -> float:
 
 
 def _reduce(array: Any) -> None:
-    run_operation(Operation.ALLREDUCE, in_place, array, "diagnose", global_process_set, op=ReduceOp.SUM)
+    run_operation(Operation.ALLREDUCE, in_place, array, "diagnose", global_process_set)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -225,3 +225,20 @@ class HandledState(ObjectState):
 
     def _parts(self) -> Mapping[str, Part]:
         return {"": self._attributes, **dict(sorted(self._handlers.items()))}
+
+
+class VariableChanges(ABC):
+    """Notices changes of the variables of one handler, in the way of a framework.
+
+    ``tells``: whether it notices each change, also one by hand.
+    """
+
+    tells = True
+
+    @abstractmethod
+    def count(self, variables: Sequence[Any]) -> int:
+        """A number that grows with changes of ``variables`` since the last call."""
+
+    def survive(self) -> bool:
+        """Whether the variables that were counted last are still there after a step whose collective has failed."""
+        return True

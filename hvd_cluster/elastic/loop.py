@@ -122,10 +122,7 @@ class _Run:
     def call(self, function: Callable[[], T]) -> T:
         if session.begin_call():
             return cast("T", None)
-        change = session.enter(functools.partial(_layout, self._state), self.has_reset)
-        if change is not None:
-            self._is_new, self._resets = True, change.resets
-        self._since = time.monotonic()
+        self._enter()
         while True:
             try:
                 with self._errors():
@@ -135,19 +132,31 @@ class _Run:
             except MismatchError:
                 raise
             except HorovodInternalError as error:
-                self._leave()
-                self._state.interrupted()
-                self._resets = session.change_after(error, self.has_reset).resets
-                self._skip_sync = False
+                self._change_after(error)
             except HostsUpdatedInterrupt as interrupt:
-                self._leave()
-                change = session.change_as_planned(self.has_reset)
-                self._resets = change.resets
-                self._skip_sync = change.together and interrupt.skip_sync
+                self._change_as_planned(interrupt)
             else:
                 session.returned()
                 _kept.keep(self)
                 return value
+
+    def _enter(self) -> None:
+        change = session.enter(functools.partial(_layout, self._state), self.has_reset)
+        if change is not None:
+            self._is_new, self._resets = True, change.resets
+        self._since = time.monotonic()
+
+    def _change_after(self, error: HorovodInternalError) -> None:
+        self._leave()
+        self._state.interrupted()
+        self._resets = session.change_after(error, self.has_reset).resets
+        self._skip_sync = False
+
+    def _change_as_planned(self, interrupt: HostsUpdatedInterrupt) -> None:
+        self._leave()
+        change = session.change_as_planned(self.has_reset)
+        self._resets = change.resets
+        self._skip_sync = change.together and interrupt.skip_sync
 
     def give(self, change: session.Change) -> None:
         """Agree on one state in a world with newcomers, the one after ``change``."""

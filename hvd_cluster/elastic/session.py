@@ -20,8 +20,8 @@ from collectives.api import (
 )
 from collectives.observe.metrics.meter import process_meter
 from collectives.version import VERSION
-from executors.driver.worlds import Report
 from executors.failures import FailureKind, brief, kind_of_chain
+from executors.job.worlds import Report
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.core.worlds import RemovedError

@@ -60,6 +60,34 @@ class NoneCompressor(Compressor):
         return tensor
 
 
+class CastCompressor(Compressor):
+    """Sends floating-point tensors as ``dtype``, which has 16 bits; others as they are."""
+
+    elementwise = True
+    dtype: Any
+
+    @staticmethod
+    def float_type(tensor: Tensor) -> Any:
+        """The dtype of a floating-point tensor; None for others."""
+        raise NotImplementedError
+
+    @staticmethod
+    def cast(tensor: Tensor, dtype: Any) -> Tensor:
+        """``tensor`` as ``dtype``."""
+        raise NotImplementedError
+
+    @classmethod
+    @override
+    def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
+        dtype = cls.float_type(tensor)
+        return (tensor, None) if dtype is None else (cls.cast(tensor, cls.dtype), dtype)
+
+    @classmethod
+    @override
+    def decompress(cls, tensor: Tensor, ctx: Any) -> Tensor:
+        return tensor if ctx is None else cls.cast(tensor, ctx)
+
+
 def _is_stateless(compression: Any) -> bool:
     return callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))
 

@@ -8,12 +8,13 @@ gradient on this rank takes part with zeros, because it may have one elsewhere.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from collectives.api import MismatchError, ReduceOp
+from collectives.api import InvalidRequestError, MismatchError, ReduceOp
 from hvd_cluster.comparison.models import Model
 from hvd_cluster.comparison.rosters import Roster, roster_of, static_name
 from hvd_cluster.core import basics
@@ -22,7 +23,7 @@ from hvd_cluster.gradients.buckets import SMALL_BYTES
 from hvd_cluster.gradients.compression import compressed, require_compressor
 from hvd_cluster.gradients.options import Options, check
 from hvd_cluster.gradients.targets import ListBucket, Target, buckets, model_of
-from hvd_cluster.ops.arguments import require_sparse_op
+from hvd_cluster.ops.arguments import Reduction, require_sparse_op
 
 Tensor: TypeAlias = Any
 """A gradient, or another tensor of the framework."""
@@ -54,27 +55,44 @@ class ListBinding(Protocol):
         return False
 
     def kind(self, gradient: Tensor) -> Hashable:
-        """Only gradients of one kind, such as a dtype and a device, can be packed together."""
+        """Only gradients of one kind can be packed together."""
+        return gradient.dtype, gradient.device
 
     def is_sparse(self, gradient: Tensor) -> bool:
         """Whether ``gradient`` has some rows of the variable only."""
+        return False
 
     def to_dense(self, gradient: Tensor, target: Target) -> Tensor:
         """A sparse gradient as a dense one, in the shape of ``target``."""
+        return gradient
 
     def zeros(self, target: Target, like: Tensor | None) -> Tensor:
         """A gradient of zeros, on the device of ``like``, another gradient; None if there is none."""
 
+    def reshape(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """``tensor`` in another shape; -1 stands for the rest."""
+        return tensor.reshape(shape)
+
+    def concatenate(self, tensors: Sequence[Tensor]) -> Tensor:
+        """One vector of several."""
+
+    def split(self, packed: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """The parts of a vector, of these sizes."""
+
     def pack(self, gradients: Sequence[Tensor]) -> Tensor:
-        """One tensor with the elements of all."""
+        """One vector with the elements of all."""
+        return self.concatenate([self.reshape(gradient, (-1,)) for gradient in gradients])
 
     def unpack(self, packed: Tensor, targets: Sequence[Target]) -> Sequence[Tensor]:
         """The parts of ``packed``, in the shapes of ``targets``."""
+        shapes = [target.shape or () for target in targets]  # those of packed gradients are known
+        parts = self.split(packed, [prod(shape) for shape in shapes])
+        return [self.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def allreduce(
-        self, shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+        self, shipments: Sequence[Shipment], process_set: ProcessSet, how: Reduction
     ) -> Sequence[Sequence[Tensor]]:
-        """The combined tensors of each shipment; ``fields`` are those of a request. The given ones may be overwritten.
+        """The combined tensors of each shipment. The given ones may be overwritten.
 
         Raises the errors of an allreduce, where the framework raises at once.
         """
@@ -91,9 +109,16 @@ class ListBinding(Protocol):
         self, gradient: Tensor, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
     ) -> Tensor:
         """The sum or the average of sparse gradients: the rows of all ranks. ``name``: as in :class:`Shipment`."""
+        raise InvalidRequestError(f"the gradient {name!r} is not sparse")
 
     def share(self, gradient: Tensor, process_set: ProcessSet) -> Tensor:
         """``gradient`` divided by the size of ``process_set``."""
+
+
+def by_shipment(tensors: Iterable[Tensor], shipments: Sequence[Shipment]) -> list[list[Tensor]]:
+    """The combined ``tensors`` of all shipments, as a list for each."""
+    remaining = iter(tensors)
+    return [[next(remaining) for _ in shipment.tensors] for shipment in shipments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +302,7 @@ class ListCombiner:
         tag = 0 if plan.is_deferred else plan.roster.tag(plan.model)
         shipments = [Shipment(name, tensors, plan.static_roster, tag) for name, tensors in contents]
         try:
-            return self._binding.allreduce(shipments, self.options.process_set, self.options.fields)
+            return self._binding.allreduce(shipments, self.options.process_set, self.options.reduction)
         except Exception as error:
             cause = self._binding.engine_error(error)
             if plan.is_deferred or not isinstance(cause, MismatchError) or cause.property != "tag":

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from collectives.api import InvalidRequestError, ReduceOp, UnsupportedRequestError
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.compression import GradientCompression, require_gradient_compression
-from hvd_cluster.ops.arguments import as_factor
+from hvd_cluster.ops.arguments import Reduction, as_factor
 from hvd_cluster.ops.submission import process_set_id
 
 Groups: TypeAlias = "int | Sequence[Sequence[Any]] | None"
@@ -37,10 +37,10 @@ class Options:
         return f"groups of the parameters {[[places.get(id(each)) for each in group] for group in self.groups]}"
 
     @cached_property
-    def fields(self) -> dict[str, Any]:
-        """The fields of each request."""
+    def reduction(self) -> Reduction:
+        """How gradients are combined."""
         factor = self.gradient_predivide_factor
-        return {"op": self.op, "prescale_factor": 1 / factor, "postscale_factor": float(factor)}
+        return Reduction(self.op, 1 / factor, float(factor))
 
 
 def check(options: Options) -> None:

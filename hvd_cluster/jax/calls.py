@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -23,6 +23,7 @@ from hvd_cluster.gradients.lists import Shipment
 from hvd_cluster.jax import arrays
 from hvd_cluster.jax.frames import EXECUTE, METADATA, CallFrame, FFIBuffer, MetadataExtension, create_error
 from hvd_cluster.ops import submission
+from hvd_cluster.ops.arguments import Reduction
 
 TARGET = "hvd_cluster_allreduce"
 ABORTED = 10
@@ -65,7 +66,7 @@ class _Allreduce(NamedTuple):
     roster: Roster | None
     counts: tuple[int, ...]
     process_set: ProcessSet
-    fields: tuple[tuple[str, Any], ...]
+    how: Reduction
     readers: tuple[arrays.VariableReader, ...]
 
     def run(self, frame: Any) -> None:
@@ -93,7 +94,7 @@ def last_error() -> BaseException | None:
     return _errors[-1] if _errors else None
 
 
-def allreduce(shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]) -> list[Any]:
+def allreduce(shipments: Sequence[Shipment], process_set: ProcessSet, how: Reduction) -> list[Any]:
     """The combined tensors of all ``shipments``, one after the other; in a compiled function, or outside of one.
 
     XLA raises XlaRuntimeError with the text of the engine's error.
@@ -105,7 +106,7 @@ def allreduce(shipments: Sequence[Shipment], process_set: ProcessSet, fields: Ma
         next((shipment.roster for shipment in shipments), None),
         tuple(len(shipment.tensors) for shipment in shipments),
         process_set,
-        tuple(fields.items()),
+        how,
         readers,
     )
     shapes = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in tensors]  # type: ignore[no-untyped-call]
@@ -193,7 +194,7 @@ def _buffer(given: FFIBuffer) -> Buffer:
 
 
 def _run(call: _Allreduce, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
-    remaining, fields = iter(pairs), dict(call.fields)
+    remaining = iter(pairs)
     names: Sequence[str] = call.names
     if call.roster is not None:
         call.roster.enter()
@@ -203,9 +204,9 @@ def _run(call: _Allreduce, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
         for name, count in zip(names, call.counts, strict=True):
             members = [next(remaining) for _ in range(count)]
             if count == 1:
-                works.append(submission.submit(Operation.ALLREDUCE, *members[0], name, call.process_set, **fields))
+                works.append(submission.submit(Operation.ALLREDUCE, *members[0], name, call.process_set, call.how))
             else:
-                works += submission.submit_group(Operation.ALLREDUCE, members, name, call.process_set, **fields)
+                works += submission.submit_group(Operation.ALLREDUCE, members, name, call.process_set, call.how)
         for work in works:
             basics.engine().synchronize(work)
     except BaseException:

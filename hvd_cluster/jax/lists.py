@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import accumulate
-from math import prod
-from typing import Any
 
 import jax
 from jax import numpy as jnp
 
-from collectives.api import InvalidRequestError, ReduceOp, override
-from hvd_cluster.comparison.rosters import Roster
+from collectives.api import InvalidRequestError, override
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.gradients.lists import ListBinding, Shipment
+from hvd_cluster.gradients.lists import ListBinding, Shipment, by_shipment
 from hvd_cluster.gradients.targets import Target
 from hvd_cluster.jax.calls import allreduce, size
+from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction
 from hvd_cluster.ops.backward import name_of_backward
 
 
@@ -45,49 +43,27 @@ class JaxLists(ListBinding):
 
     @staticmethod
     @override
-    def is_sparse(gradient: jax.Array) -> bool:
-        """Gradients of JAX are dense."""
-        return False
-
-    @staticmethod
-    @override
-    def to_dense(gradient: jax.Array, target: Target) -> jax.Array:
-        return gradient
-
-    @staticmethod
-    @override
     def zeros(target: Target, like: jax.Array | None) -> jax.Array:
         return jnp.zeros(target.shape or (), str(target.dtype))
 
     @staticmethod
     @override
-    def pack(gradients: Sequence[jax.Array]) -> jax.Array:
-        return jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
+    def concatenate(tensors: Sequence[jax.Array]) -> jax.Array:
+        return jnp.concatenate(tensors)
 
     @staticmethod
     @override
-    def unpack(packed: jax.Array, targets: Sequence[Target]) -> Sequence[jax.Array]:
-        shapes = [target.shape or () for target in targets]
-        ends = list(accumulate(prod(shape) for shape in shapes))
-        parts = jnp.split(packed, ends[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    def split(packed: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:
+        return jnp.split(packed, [*accumulate(sizes)][:-1])
 
     @staticmethod
     @override
     def allreduce(
-        shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+        shipments: Sequence[Shipment], process_set: ProcessSet, how: Reduction
     ) -> Sequence[Sequence[jax.Array]]:
         """InvalidRequestError where JAX computes on another device than the CPU."""
         _require_cpu()
-        combined = iter(allreduce(shipments, process_set, fields) if shipments else ())
-        return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
-
-    @staticmethod
-    def gather(
-        gradient: jax.Array, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
-    ) -> jax.Array:
-        """Not called: no gradient is sparse."""
-        raise InvalidRequestError(f"the gradient {name!r} of JAX is not sparse")
+        return by_shipment(allreduce(shipments, process_set, how) if shipments else (), shipments)
 
     @staticmethod
     @override
@@ -98,13 +74,10 @@ class JaxLists(ListBinding):
         return gradient / count
 
 
-_SUM = {"op": ReduceOp.SUM, "prescale_factor": 1.0, "postscale_factor": 1.0}
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def total(tensor: jax.Array, name: str, process_set: ProcessSet) -> jax.Array:
     """The sum of ``tensor`` over the ranks, whose gradient is the sum of the ranks' gradients."""
-    [[result]] = JaxLists.allreduce([Shipment(name, [tensor])], process_set, _SUM)
+    [[result]] = JaxLists.allreduce([Shipment(name, [tensor])], process_set, PLAIN_SUM)
     return result
 
 

@@ -1,6 +1,7 @@
 """The common names of ``hvd_cluster.keras`` and ``hvd_cluster.tensorflow.keras``."""
 
-from hvd_cluster import names as _names
+from hvd_cluster import common_api as _common_api
+from hvd_cluster.common_api import *  # noqa: F403
 from hvd_cluster.keras.broadcasting import broadcast_global_variables
 from hvd_cluster.keras.compression import Compression
 from hvd_cluster.keras.evaluation import evaluate
@@ -8,7 +9,6 @@ from hvd_cluster.keras.optimizer import PartialDistributedOptimizer
 from hvd_cluster.keras.saving import load_model
 from hvd_cluster.keras.sync_batch_norm import SyncBatchNormalization
 from hvd_cluster.keras.values import allgather, allreduce, broadcast, reducescatter
-from hvd_cluster.names import *  # noqa: F403
 
 __all__ = [
     "Compression",
@@ -22,4 +22,4 @@ __all__ = [
     "load_model",
     "reducescatter",
 ]
-__all__ += _names.__all__
+__all__ += _common_api.__all__

@@ -7,27 +7,19 @@ from typing import Any
 import keras
 
 from collectives.api import override
-from hvd_cluster.gradients.compression import Compressor, NoneCompressor
+from hvd_cluster.gradients.compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _Cast(Compressor):
-    """Sends floating-point tensors in 16 bits; others as they are."""
-
-    elementwise = True
-    dtype: str
-
-    @classmethod
-    @override
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
-        return (keras.ops.cast(tensor, cls.dtype), dtype) if "float" in dtype else (tensor, None)
+class _Cast(CastCompressor):
+    cast = staticmethod(keras.ops.cast)
 
     @staticmethod
     @override
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else keras.ops.cast(tensor, ctx)
+    def float_type(tensor: Any) -> str | None:
+        dtype: str = keras.backend.standardize_dtype(tensor.dtype)
+        return dtype if "float" in dtype else None
 
 
 class FP16Compressor(_Cast):

@@ -41,10 +41,10 @@ def allreduce(
     if graph is not None:
         factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
         return graph.allreduce(value, average=average, op=op, compression=compression, name=name, **factors)
-    fields = reduction(average, op, prescale_factor, postscale_factor)
+    how = reduction(average, op, prescale_factor, postscale_factor)
     tensor, context = compression.compress(value if compression is NoneCompressor else _tensor(value))
     array = _array(tensor)
-    result = run(Operation.ALLREDUCE, in_place, array.reshape(-1).copy(), name, global_process_set, **fields)
+    result = run(Operation.ALLREDUCE, in_place, array.reshape(-1).copy(), name, global_process_set, how)
     shaped = result.reshape(array.shape)
     if context is not None:
         shaped = _array(compression.decompress(_tensor(shaped), context))
@@ -76,8 +76,8 @@ def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -
     graph = in_graph(value)
     if graph is not None:
         return graph.reducescatter(value, op=op, name=name)
-    fields = reduction(None, op, 1.0, 1.0)
-    array: Array = run(Operation.REDUCESCATTER, gathered, _array(value), name, global_process_set, **fields)
+    how = reduction(None, op)
+    array: Array = run(Operation.REDUCESCATTER, gathered, _array(value), name, global_process_set, how)
     return array
 
 

@@ -6,7 +6,8 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 from collectives.api import InvalidRequestError, MismatchError, ReduceOp
 
@@ -36,20 +37,32 @@ def about(error: MismatchError, names: Sequence[str]) -> str:
 T = TypeVar("T")
 
 
+class Reduction(NamedTuple):
+    """How elements are combined: each is multiplied before, and the result after."""
+
+    op: ReduceOp
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+
+
+PLAIN_SUM = Reduction(ReduceOp.SUM)
+_reduction = lru_cache(Reduction)  # most calls repeat, and to find one is faster than to make it
+
+
 def reduction(
-    average: bool | None, op: ReduceOp | int | None, prescale_factor: Any, postscale_factor: Any
-) -> dict[str, Any]:
-    """The fields of a :class:`Request` that say how elements are combined; Average is the default.
+    average: bool | None, op: ReduceOp | int | None, prescale_factor: Any = 1.0, postscale_factor: Any = 1.0
+) -> Reduction:
+    """The reduction that a user asks for; Average is the default.
 
     Called by an operation that the user called through a wrapper: a warning points to the user's line.
     InvalidRequestError when both ``op`` and the deprecated ``average`` are given, for an unknown op, and for factors
     that are no numbers.
     """
-    return {
-        "op": choose_op(average, op, stacklevel=5),
-        "prescale_factor": prescale_factor if type(prescale_factor) is float else as_factor(prescale_factor),
-        "postscale_factor": postscale_factor if type(postscale_factor) is float else as_factor(postscale_factor),
-    }
+    return _reduction(
+        choose_op(average, op, stacklevel=5),
+        prescale_factor if type(prescale_factor) is float else as_factor(prescale_factor),
+        postscale_factor if type(postscale_factor) is float else as_factor(postscale_factor),
+    )
 
 
 def choose_op(average: bool | None, op: ReduceOp | int | None, stacklevel: int = 4) -> ReduceOp:

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.ops.arguments import Reduction
 
 T = TypeVar("T")
 
@@ -50,10 +51,10 @@ def own_rows(counts: Sequence[int], process_set: ProcessSet) -> slice:
     return slice(first, first + counts[rank])
 
 
-def scatter_factor(op: ReduceOp, prescale_factor: float, postscale_factor: float, process_set: ProcessSet) -> float:
+def scatter_factor(how: Reduction, process_set: ProcessSet) -> float:
     """The factor of the gradients of a reducescatter: those of a Sum count once for each member."""
-    scale = prescale_factor * postscale_factor
-    return scale * (process_set.size() or 1) if op is ReduceOp.SUM else scale
+    scale = how.prescale_factor * how.postscale_factor
+    return scale * (process_set.size() or 1) if how.op is ReduceOp.SUM else scale
 
 
 def of_group(

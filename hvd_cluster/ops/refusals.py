@@ -1,20 +1,51 @@
 """Calls that a binding refuses because of their arguments: the ranks on which the call is right must not wait for it.
 
-A binding wraps each of its operations, see :func:`report`. So nothing is checked twice, and a call that succeeds has no
-cost. Other code tells the ranks by :func:`refuse`.
+A binding wraps each of its operations, see :func:`collective`. So nothing is checked twice, and a call that succeeds
+has no cost. Other code tells the ranks by :func:`refuse`.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from collectives.api import InvalidRequestError, Operation, Request
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.submission import label_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _always() -> bool:
+    return True
+
+
+def collective(
+    operation: Operation, group: int | None = None, runs_now: Callable[[], bool] = _always
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function a public operation: the other ranks hear of arguments that it refuses, if it ``runs_now``.
+
+    ``group`` is as in :func:`report`.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except InvalidRequestError as error:
+                if runs_now():
+                    report(error, operation, group, function, args, kwargs)
+                raise
+
+        return call
+
+    return decorate
 
 
 def report(

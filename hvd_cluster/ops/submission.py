@@ -13,7 +13,7 @@ from collectives.engine.engine import Engine
 from collectives.engine.work import Destination, Work
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
-from hvd_cluster.ops.arguments import as_rank
+from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction, as_rank
 
 KEPT_REQUESTS = 1 << 12
 
@@ -44,12 +44,12 @@ def process_set_id(process_set: ProcessSet) -> int:
 
 
 @lru_cache(maxsize=KEPT_REQUESTS)
-def _request(*args: Any, **fields: Any) -> Request:
+def _request(*fields: Any) -> Request:
     """Calls repeat from step to step: to find their request is faster than to make it.
 
     The engine then knows it by identity. Raises _NotKeptError.
     """
-    request = Request(*args, **fields)
+    request = Request(*fields)
     if len(request.name) + len(request.splits) > LONGEST_KEPT:
         raise _NotKeptError(request)
     return request
@@ -68,26 +68,34 @@ def submit(
     destination: Destination,
     name: str | None,
     process_set: ProcessSet,
+    how: Reduction = PLAIN_SUM,
     wait: bool = False,
     engine: Engine | None = None,
-    **fields: Any,
+    root_rank: Any = -1,
+    splits: tuple[int, ...] = (),
+    tag: int = 0,
 ) -> Work:
-    """Submit ``source``; with ``wait`` return the finished work. ``fields`` are those of :class:`Request`.
+    """Submit ``source``; with ``wait`` return the finished work. The rest are fields of :class:`Request`.
 
     ``engine``: that of the caller, by default the present one.
     """
     engine = engine or basics.engine()
-    if "root_rank" in fields:
-        fields["root_rank"] = as_rank(fields["root_rank"])
     try:
         request = _request(
             label_of(operation, name),
             operation,
             source.dtype,
             source.shape,
-            process_set=0 if process_set is global_process_set else process_set_id(process_set),
-            device=source.device,
-            **fields,
+            how.op,
+            root_rank if type(root_rank) is int else as_rank(root_rank),
+            how.prescale_factor,
+            how.postscale_factor,
+            0 if process_set is global_process_set else process_set_id(process_set),
+            splits,
+            source.device,
+            "",
+            0,
+            tag,
         )
     except _NotKeptError as error:
         request = error.request
@@ -100,8 +108,10 @@ def submit_group(
     tensors: Sequence[tuple[Buffer, Destination]],
     name: str | None,
     process_set: ProcessSet,
+    how: Reduction = PLAIN_SUM,
     engine: Engine | None = None,
-    **fields: Any,
+    root_rank: int = -1,
+    tag: int = 0,
 ) -> list[Work]:
     """As :func:`submit`, without a wait: sources with their destinations as a group. All run together, or none."""
     engine = engine or basics.engine()
@@ -114,11 +124,16 @@ def submit_group(
                 operation,
                 source.dtype,
                 source.shape,
-                process_set=id,
-                device=source.device,
-                group=label,
-                group_size=count,
-                **fields,
+                how.op,
+                root_rank,
+                how.prescale_factor,
+                how.postscale_factor,
+                id,
+                (),
+                source.device,
+                label,
+                count,
+                tag,
             )
         except _NotKeptError as error:
             request = error.request
@@ -264,23 +279,35 @@ Describe: TypeAlias = Callable[[Any], Operand]
 
 
 def start(
-    operation: Operation, describe: Describe, tensor: Any, name: str | None, process_set: ProcessSet, **fields: Any
+    operation: Operation,
+    describe: Describe,
+    tensor: Any,
+    name: str | None,
+    process_set: ProcessSet,
+    how: Reduction = PLAIN_SUM,
+    **fields: Any,
 ) -> Handle:
-    """Submit one tensor. ``fields`` are those of a request."""
+    """Submit one tensor. ``fields``: ``root_rank``, ``splits`` or ``tag``."""
     operand = _described(describe, tensor, operation, name)
-    work = submit(operation, operand.source, operand.destination, name, process_set, **fields)
+    work = submit(operation, operand.source, operand.destination, name, process_set, how, **fields)
     return Handle(work, operand.finish)
 
 
 def run(
-    operation: Operation, describe: Describe, tensor: Any, name: str | None, process_set: ProcessSet, **fields: Any
+    operation: Operation,
+    describe: Describe,
+    tensor: Any,
+    name: str | None,
+    process_set: ProcessSet,
+    how: Reduction = PLAIN_SUM,
+    **fields: Any,
 ) -> Any:
     """Submit one tensor, wait, and return the user's result."""
     try:
         source, destination, finish = describe(tensor)
     except InvalidRequestError as error:
         raise _named(error, operation, name) from error.__cause__
-    return finish(submit(operation, source, destination, name, process_set, wait=True, **fields))
+    return finish(submit(operation, source, destination, name, process_set, how, True, **fields))
 
 
 def start_group(
@@ -290,6 +317,7 @@ def start_group(
     kind: Kind,
     name: str | None,
     process_set: ProcessSet,
+    how: Reduction = PLAIN_SUM,
     **fields: Any,
 ) -> HandleGroup:
     """Submit a group; ``kind`` makes one object of the results. One of no tensors is done: nothing travels."""
@@ -297,7 +325,7 @@ def start_group(
         return HandleGroup((), kind)
     operands = [_described(describe, each, operation, name, number) for number, each in enumerate(tensors, start=1)]
     pairs = [(operand.source, operand.destination) for operand in operands]
-    works = submit_group(operation, pairs, name, process_set, **fields)
+    works = submit_group(operation, pairs, name, process_set, how, **fields)
     return HandleGroup([Handle(work, operand.finish) for work, operand in zip(works, operands, strict=True)], kind)
 
 

@@ -12,7 +12,7 @@ import cloudpickle
 from collectives.api import InvalidRequestError
 from executors.agents.ray.train.last_report import BarrierGuard, ReportKeeper
 from executors.driver.member import WorkerIdentity
-from executors.driver.worlds import Answer
+from executors.job.worlds import Answer
 from hvd_cluster.core import basics
 from hvd_cluster.core.worlds import Worlds
 from hvd_cluster.elastic.loop import hand_over, keeping_state

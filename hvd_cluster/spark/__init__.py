@@ -26,8 +26,8 @@ from hvd_cluster.spark.dataframe import (
     run_on_dataframe,
 )
 from hvd_cluster.spark.launch import SparkLaunch
+from hvd_cluster.spark.rows.batches import Shard
 from hvd_cluster.spark.rows.elastic_shard import ElasticShard
-from hvd_cluster.spark.rows.shard import Shard
 
 __all__ = ["ElasticShard", "Shard", "run", "run_elastic", "run_on_dataframe"]
 

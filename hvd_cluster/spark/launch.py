@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, TextIO
 
-from executors.agents.local.output import Output
 from executors.agents.local.supervisor import resolve_grace
 from executors.agents.spark.broadcasts import PickledCall
 from executors.agents.spark.elastic import run_elastic_on_spark
@@ -18,6 +17,7 @@ from executors.dashboard.picture import Address
 from executors.job.arguments import check_integer, check_variables, interface_names, refuse_mpi, resolve_seconds
 from executors.job.call import Call
 from executors.job.elastic_arguments import ElasticArguments, resolve_limits
+from executors.job.output import Output
 from hvd_cluster import horovod
 
 START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"

@@ -10,12 +10,11 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('hvd_cluster.tensorflow needs TensorFlow: pip install "hvd-cluster[tensorflow]"') from error
 
-from hvd_cluster import names as _names
 from hvd_cluster.core.features import check_extension
 from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
 from hvd_cluster.core.metrics import count_samples, metrics
-from hvd_cluster.names import *  # noqa: F403
 from hvd_cluster.tensorflow import elastic
+from hvd_cluster.tensorflow import mpi_ops as _mpi_ops
 from hvd_cluster.tensorflow import threads as _threads
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.functions import (
@@ -26,28 +25,7 @@ from hvd_cluster.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from hvd_cluster.tensorflow.mpi_ops import (
-    HorovodInternalError,
-    Max,
-    Min,
-    Product,
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    reducescatter,
-    size_op,
-)
+from hvd_cluster.tensorflow.mpi_ops import *  # noqa: F403
 from hvd_cluster.tensorflow.optimizer.aggregation import (
     LocalGradientAggregationHelper,
     LocalGradientAggregationHelperEager,
@@ -61,21 +39,11 @@ __all__ = [
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "HorovodInternalError",
     "LocalGradientAggregationHelper",
     "LocalGradientAggregationHelperEager",
-    "Max",
-    "Min",
     "PartialDistributedGradientTape",
-    "Product",
     "SyncBatchNormalization",  # noqa: F405  see __getattr__
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
     "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
@@ -83,19 +51,9 @@ __all__ = [
     "check_extension",
     "count_samples",
     "elastic",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "join",
-    "local_rank_op",
-    "local_size_op",
     "metrics",
-    "process_set_included_op",
-    "rank_op",
-    "reducescatter",
-    "size_op",
 ]
-__all__ += _names.__all__
+__all__ += _mpi_ops.__all__
 
 _threads.limit_threads(_os.environ)
 _register_thread_count("tensorflow", _threads.count_threads)

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from collectives.api import override
-from hvd_cluster.gradients.compression import Compressor, NoneCompressor
+from hvd_cluster.gradients.compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _Cast(Compressor):
-    """Sends floating-point tensors in 16 bits; others as they are."""
-
-    elementwise = True
-    dtype: tf.DType
-
-    @classmethod
-    @override
-    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        return (tf.cast(tensor, cls.dtype), tensor.dtype) if tensor.dtype.is_floating else (tensor, None)
+class _Cast(CastCompressor):
+    cast = staticmethod(tf.cast)
 
     @staticmethod
     @override
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        return tensor if ctx is None else tf.cast(tensor, ctx)
+    def float_type(tensor: tf.Tensor) -> tf.DType | None:
+        return tensor.dtype if tensor.dtype.is_floating else None
 
 
 class FP16Compressor(_Cast):

@@ -1,8 +1,8 @@
 """All collectives, in Horovod's module of this name."""
 
 from collectives.api import HorovodInternalError
-from hvd_cluster import names as _names
-from hvd_cluster.names import *  # noqa: F403
+from hvd_cluster import common_api as _common_api
+from hvd_cluster.common_api import *  # noqa: F403
 from hvd_cluster.ops.arguments import Max, Min, Product
 from hvd_cluster.tensorflow.errors import TEXT as _TEXT
 from hvd_cluster.tensorflow.kernels import table as _table
@@ -49,7 +49,7 @@ __all__ = [
     "reducescatter",
     "size_op",
 ]
-__all__ += _names.__all__
+__all__ += _common_api.__all__
 
 _table.make_all_known()
 _vectorization.refuse_all()

@@ -8,27 +8,27 @@ import torch
 
 from collectives.api import override
 from hvd_cluster.core import memory
-from hvd_cluster.gradients.compression import Compressor, IntoCompressor, NoneCompressor
+from hvd_cluster.gradients.compression import CastCompressor, Compressor, IntoCompressor, NoneCompressor
 from hvd_cluster.torch.powersgd import PowerSGD
 from hvd_cluster.torch.tensors import fresh
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _Cast(IntoCompressor):
-    """Sends floating-point tensors in 16 bits; others as they are."""
-
-    elementwise = True
-    dtype: torch.dtype
-
-    @classmethod
+class _Cast(CastCompressor, IntoCompressor):
+    @staticmethod
     @override
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return (_cast(tensor, cls.dtype), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
+    def float_type(tensor: torch.Tensor) -> torch.dtype | None:
+        return tensor.dtype if tensor.is_floating_point() else None
 
     @staticmethod
     @override
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+    def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return _cast(tensor, dtype)
+
+    @classmethod
+    @override
+    def decompress(cls, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         return tensor if ctx is None else tensor.to(ctx)
 
     @staticmethod

@@ -5,11 +5,11 @@ import builtins
 import pytest
 
 from collectives.observe.live.snapshot import Slow, Snapshot, Stall, snapshot_key
-from executors.agents.local.output import Output
 from executors.dashboard import server as pictures_module
 from executors.dashboard.dashboard import Dashboard
 from executors.dashboard.picture import Address
 from executors.job.job import Job
+from executors.job.output import Output
 from hvd_cluster.top import main
 
 pytest.importorskip("rich")

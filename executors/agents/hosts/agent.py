@@ -36,7 +36,6 @@ from executors.agents.hosts.messages import (
     PassOn,
     Wrote,
 )
-from executors.agents.local.output import Sink, release_consoles, say
 from executors.agents.local.processes import Pipe
 from executors.agents.local.supervisor import Supervisor
 from executors.agents.local.work import NOT_STARTED
@@ -45,6 +44,7 @@ from executors.api import ExecutorError, JobSecret
 from executors.job.connection import NONCE_BYTES, Opener, Sealer, keys
 from executors.job.environment import thread_variables, unpack
 from executors.job.job import secret_of, secret_variable
+from executors.job.output import Sink, release_consoles, say
 from executors.job.server import receive
 
 logger = logging.getLogger(__name__)

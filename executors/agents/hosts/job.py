@@ -19,7 +19,6 @@ from collectives.net.interfaces import LOOPBACK
 from executors.agents.hosts.remote import AgentPlan, AgentReporter, OtherHosts
 from executors.agents.hosts.shell import RemoteShell
 from executors.agents.local.job import CommandProgram, FunctionProgram, ProcessJob, Program
-from executors.agents.local.output import Output, say
 from executors.agents.local.processes import passed_on
 from executors.agents.local.supervisor import (
     GRACE_SECONDS,
@@ -39,6 +38,7 @@ from executors.job.discovery import HostDiscovery, HostWatch
 from executors.job.environment import shared_threads
 from executors.job.host import address_for, is_this_host
 from executors.job.job import Job
+from executors.job.output import Output, say
 from executors.membership import Limits
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class HostsOptions:
 
     ``environment`` is added to that of this process and of the job, and must not set the variables that place a worker.
     The workers have ``start_timeout`` seconds to come up, and ``grace`` seconds between being asked to end and being
-    killed. ``output_directory`` and ``timestamp`` are those of :class:`executors.agents.local.output.Output`;
+    killed. ``output_directory`` and ``timestamp`` are those of :class:`executors.job.output.Output`;
     ``verbose`` prints on standard error which process is which rank. ``discovery`` finds the hosts while the job runs;
     ``hosts`` are those of a static job, with the slots that it takes, in the order of the ranks; without both, it is
     this host, with as many slots as the job needs at most. ``shell`` starts the agents of other hosts; without it, they

@@ -33,12 +33,12 @@ from executors.agents.hosts.messages import (
     Wrote,
 )
 from executors.agents.hosts.shell import RemoteShell, script
-from executors.agents.local.output import Lines, Sink, Sinks, SinkTable, Tail, TeeSink
 from executors.agents.local.supervisor import Ended, Event, Supervisor, WorkerStarted, longest_end
 from executors.agents.local.task import search_path
 from executors.agents.local.work import WorkerPayload
 from executors.job.environment import packed, shared, startup
 from executors.job.job import Job, secret_variable
+from executors.job.output import Lines, Sink, Sinks, SinkTable, Tail, TeeSink
 
 logger = logging.getLogger(__name__)
 

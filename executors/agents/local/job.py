@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from collectives.api import override
-from executors.agents.local.output import Output, Tails
 from executors.agents.local.supervisor import TEARDOWN_SECONDS, Ended, Event, MessageReceived, WorkerStarted, ended
 from executors.api import worker_id
 from executors.dashboard.picture import Address
@@ -17,6 +16,7 @@ from executors.driver.job import LiveJob
 from executors.driver.outcome import Outcome
 from executors.failures import Failure, FailureKind
 from executors.job.job import Job
+from executors.job.output import Output, Tails
 from executors.membership import Limits
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from collectives.net import descriptors
-from executors.agents.local.output import Sink
 from executors.api import CommandNotFoundError
+from executors.job.output import Sink
 
 
 def check_command(program: str, environment: Mapping[str, str], host: str = "") -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from executors.agents.local.output import Sinks
 from executors.agents.local.processes import check_command
 from executors.agents.local.supervisor import Supervisor
 from executors.agents.local.task import call_file, launch_call, search_path
+from executors.job.output import Sinks
 
 NOT_STARTED = "could not be started: {}"
 """How a worker failed whose start raised an OSError."""

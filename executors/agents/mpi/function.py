@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from collectives.net.interfaces import LOOPBACK
 from executors.agents.hosts.agent_server import AgentConnection, AgentServer
 from executors.agents.hosts.messages import Begin, FromAgent
-from executors.agents.local.output import Tails, say
 from executors.agents.local.supervisor import (
     GRACE_SECONDS,
     TEARDOWN_SECONDS,
@@ -30,6 +29,7 @@ from executors.driver.outcome import Outcome, values
 from executors.failures import CAUSE_SECONDS, Failure, kind_of_end, with_last_lines
 from executors.job.host import address_for, is_this_host
 from executors.job.job import secret_variable
+from executors.job.output import Tails, say
 from executors.membership.deaths import Failures
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from collectives.cores import usable_cores
 from collectives.net.interfaces import LOOPBACK
-from executors.agents.local.output import PlainSink, Sink, Sinks, say
 from executors.agents.local.processes import check_command
 from executors.agents.local.supervisor import Supervisor
 from executors.agents.mpi import mpirun
@@ -20,6 +19,7 @@ from executors.agents.mpi.mpirun import Command, MpiJob
 from executors.job.arguments import RESERVED
 from executors.job.environment import exported, shared_threads
 from executors.job.host import address_for, is_this_host
+from executors.job.output import PlainSink, Sink, Sinks, say
 
 PLACING = RESERVED | {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURMD_NODENAME"}
 """Variables that would tell all ranks that they are the same one, or on the same node."""

@@ -18,7 +18,7 @@ from executors.agents.ray.placement.nodes import how
 from executors.agents.ray.placement.placement_group import REMIND_S, WARN_S, Reservation
 from executors.agents.ray.worker import HorovodWorker, Location, actor_class
 from executors.api import ExecutorError, Slot, StartTimeoutError, counted
-from executors.driver.worlds import assign_ranks
+from executors.job.worlds import assign_ranks
 
 logger = logging.getLogger(__name__)
 

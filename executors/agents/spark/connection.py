@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 
 from collectives.net.attempts import attempts
 from collectives.net.sockets import end_in_silence
-from executors.agents.local.output import Sink
 from executors.api import JobSecret
 from executors.job.connection import Frames
+from executors.job.output import Sink
 from executors.job.server import receive
 
 NONCE_BYTES = 32

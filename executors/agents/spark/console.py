@@ -15,7 +15,6 @@ from typing import Protocol
 
 from collectives.net.acceptor import Acceptor, streams
 from collectives.net.sockets import end_in_silence
-from executors.agents.local.output import Sink, Sinks
 from executors.agents.spark.connection import (
     ACCEPTED,
     FAILURE,
@@ -34,6 +33,7 @@ from executors.agents.spark.connection import (
 )
 from executors.api import JobSecret
 from executors.job.connection import Frames
+from executors.job.output import Sink, Sinks
 from executors.job.server import ServerThread, Started, listen, until_stopped
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,6 @@ from executors.agents.hosts.messages import (
     Wrote,
 )
 from executors.agents.local.job import FunctionProgram, ProcessJob
-from executors.agents.local.output import Output, SinkTable
 from executors.agents.local.supervisor import Ended, longest_end
 from executors.agents.local.work import CallWork
 from executors.agents.spark.broadcasts import PickledCall
@@ -35,6 +34,7 @@ from executors.agents.spark.stage import Stage, StageFinished
 from executors.api import ExecutorError, number_of
 from executors.job.job import Job
 from executors.job.loop import Loop
+from executors.job.output import Output, SinkTable
 from executors.membership import Limits
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from executors.agents.local.output import Output
 from executors.agents.spark.broadcasts import PickledCall
 from executors.agents.spark.console import Console
 from executors.agents.spark.plan import Plan, SparkOptions
@@ -19,6 +18,7 @@ from executors.agents.spark.task import no_rows, run_task
 from executors.agents.spark.waiting import WorkerWait
 from executors.dashboard.dashboard import Dashboard
 from executors.job.job import Job
+from executors.job.output import Output
 
 
 @contextmanager

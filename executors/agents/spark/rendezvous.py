@@ -21,10 +21,10 @@ from executors.agents.spark.connection import GOODBYE, DriverConnection, TaskIde
 from executors.agents.spark.plan import DEVICES, Plan
 from executors.api import Slot
 from executors.driver.outcome import Outcome
-from executors.driver.worlds import assign_ranks
 from executors.job import host
 from executors.job.environment import Course, gpu_variables, interface_variables
 from executors.job.job import Job, environment_of
+from executors.job.worlds import assign_ranks
 
 LOOPBACK = "127.0.0.1"
 CONNECT_SECONDS = 10.0

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from collectives.api import override
-from executors.agents.local.output import say
 from executors.agents.spark.connection import TaskIdentity
 from executors.agents.spark.console import TaskListener
 from executors.agents.spark.plan import SparkOptions
@@ -22,6 +21,7 @@ from executors.driver.outcome import Outcome, values
 from executors.failures import Failure, FailureKind, Patience
 from executors.job.job import Job
 from executors.job.loop import Loop
+from executors.job.output import say
 from executors.membership import Limits
 
 logger = logging.getLogger(__name__)

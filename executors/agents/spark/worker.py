@@ -11,7 +11,6 @@ from types import TracebackType
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
 from collectives.handshake.entries import EndNotes
-from executors.agents.local.output import ConsoleSink, Sink
 from executors.agents.local.processes import check_command
 from executors.agents.local.supervisor import TEARDOWN_SECONDS, Ended, Event, MessageReceived, Supervisor, died
 from executors.agents.local.task import call_file, launch_call, search_path
@@ -20,6 +19,7 @@ from executors.agents.spark.rendezvous import TaskMember
 from executors.api import StartTimeoutError
 from executors.driver.outcome import Outcome
 from executors.failures import CAUSE_SECONDS
+from executors.job.output import ConsoleSink, Sink
 
 # The key that is set when the end of the job is decided: a rank failed, or all workers ended.
 OVER = "launcher/over"

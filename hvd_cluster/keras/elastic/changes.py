@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -12,27 +11,11 @@ from typing import Any
 import keras
 
 from collectives.api import override
+from hvd_cluster.elastic.handlers import VariableChanges
 from hvd_cluster.elastic.state import watchers
 
 
-class Changes(ABC):
-    """Watches the variables of one handler.
-
-    ``tells``: whether it notices each change, also one by hand.
-    """
-
-    tells = True
-
-    @abstractmethod
-    def count(self, variables: Sequence[Any]) -> int:
-        """A number that grows with changes of ``variables`` since the last call."""
-
-    def survive(self) -> bool:
-        """Whether the variables that were counted last are still there after a step whose collective has failed."""
-        return True
-
-
-class _ByVersion(Changes):
+class _ByVersion(VariableChanges):
     """torch counts the changes of each tensor in place."""
 
     @override
@@ -40,7 +23,7 @@ class _ByVersion(Changes):
         return sum([variable.value._version for variable in variables])
 
 
-class _Unknown(Changes):
+class _Unknown(VariableChanges):
     """TensorFlow does not tell. The optimizer does, see ``steps``; its iterations tell of one that does not."""
 
     tells = False
@@ -50,7 +33,7 @@ class _Unknown(Changes):
         return 0
 
 
-def changes() -> Changes:
+def changes() -> VariableChanges:
     """For the backend of Keras."""
     backend = keras.backend.backend()
     if backend == "jax":

@@ -11,15 +11,15 @@ import keras
 import numpy as np
 
 from collectives.api import override
+from hvd_cluster.elastic.handlers import VariableChanges
 from hvd_cluster.jax import arrays
 from hvd_cluster.jax.arrays import is_gone, is_lost, wait
 from hvd_cluster.keras import variables as values_of
-from hvd_cluster.keras.elastic.changes import Changes
 from hvd_cluster.keras.optimizer.adjustments import adjust
 from hvd_cluster.keras.optimizer.distributed import Distributed
 
 
-class ByIdentity(Changes):
+class ByIdentity(VariableChanges):
     """An array of JAX never changes: a changed variable has another one.
 
     Variables that a failed step has saved get their values back, which is no change.

@@ -95,22 +95,9 @@ def PartialDistributedOptimizer(
 
     ``local_layers`` is a built Keras layer or a list of them; InvalidRequestError for anything else.
     """
-    local = trainable_weights(local_layers)
-    wrapped = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        groups=groups,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    arguments = dict(locals())
+    local = trainable_weights(arguments.pop("local_layers"))
+    wrapped = DistributedOptimizer(**arguments)
     for variable in local:
         wrapped.register_local_var(variable)
     return wrapped

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvd_cluster.elastic.shard_progress import DataShard, ShardProgress
 from hvd_cluster.ops.objects import allgather_object
-from hvd_cluster.spark.rows.shard import Shard
+from hvd_cluster.spark.rows.batches import Shard
 
 
 class ElasticShard(ShardProgress):

@@ -21,12 +21,12 @@ import pyarrow as pa
 from collectives.api import HorovodInternalError, Store
 from executors.agents.spark.plan import PARTITION, FeedingTask
 from executors.job.arguments import check_integer
+from hvd_cluster.spark.rows.batches import Order, Shard, Source
 from hvd_cluster.spark.rows.columns import Column, ColumnNames, Selection, select
 from hvd_cluster.spark.rows.conversion import Array, Converter
 from hvd_cluster.spark.rows.elastic_shard import ElasticShard
-from hvd_cluster.spark.rows.loader import open_epoch_log
 from hvd_cluster.spark.rows.row_stream import Form, RowWriter, open_reader, open_writer
-from hvd_cluster.spark.rows.shard import Order, Shard, Source
+from hvd_cluster.spark.rows.torch_data_loader import open_epoch_log
 
 COUNT, COUNTED = "rows/count", "rows/counted"
 # The store already has the values; this limits the wait for its answer.

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from executors.api import ExecutorError
-from hvd_cluster.spark.rows.loader import received, sent
+from hvd_cluster.spark.rows.torch_data_loader import received, sent
 
 Array = npt.NDArray[Any]
 

@@ -30,19 +30,4 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """As :func:`hvd_cluster.keras.DistributedOptimizer`."""
-    return keras_binding.DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        num_groups,
-        groups,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        process_set,
-        scale_local_gradients,
-    )
+    return keras_binding.DistributedOptimizer(**locals())

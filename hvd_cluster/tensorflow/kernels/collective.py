@@ -14,7 +14,7 @@ from collectives.engine.work import Destination, Work
 from hvd_cluster.core import basics
 from hvd_cluster.graphs.lanes import Lane
 from hvd_cluster.ops import submission
-from hvd_cluster.ops.arguments import as_factor
+from hvd_cluster.ops.arguments import Reduction, as_factor
 from hvd_cluster.tensorflow.kernels.node import FIRST, GraphNode
 from hvd_cluster.tensorflow.native.context import Context
 from hvd_cluster.tensorflow.native.registration import Construction
@@ -33,7 +33,7 @@ class CollectiveKernel(GraphNode):
         self.fields = self._fields(construction)
 
     def _fields(self, construction: Construction) -> dict[str, Any]:
-        """The fields of a request that are attributes of the node."""
+        """The arguments of :func:`submission.submit` that are attributes of the node."""
         return {}
 
     def _fields_of(self, context: Context) -> dict[str, Any]:
@@ -61,22 +61,19 @@ class CollectiveKernel(GraphNode):
             return [self._submit(context, engine, name, wait=False)]
         pairs = [self._pair(context, index) for index in range(context.inputs)]
         fields = self._fields_of(context)
-        return submission.submit_group(self.operation, pairs, name, self.process_set, engine, **fields)
+        return submission.submit_group(self.operation, pairs, name, self.process_set, engine=engine, **fields)
 
     def _submit(self, context: Context, engine: Engine, name: str | None, wait: bool) -> Work:
         source, destination = self._pair(context, 0)
         fields = self._fields_of(context)
-        return submission.submit(self.operation, source, destination, name, self.process_set, wait, engine, **fields)
+        where = self.process_set
+        return submission.submit(self.operation, source, destination, name, where, wait=wait, engine=engine, **fields)
 
 
 def _reduction(construction: Construction) -> dict[str, Any]:
-    tag = construction.integer("tag")
-    return {
-        "op": ReduceOp(construction.integer("reduce_op")),
-        "prescale_factor": as_factor(construction.text("prescale_factor")),
-        "postscale_factor": as_factor(construction.text("postscale_factor")),
-        **({"tag": tag} if tag else {}),
-    }
+    factors = (as_factor(construction.text(f"{when}scale_factor")) for when in ("pre", "post"))
+    how = Reduction(ReduceOp(construction.integer("reduce_op")), *factors)
+    return {"how": how, "tag": construction.integer("tag")}
 
 
 class _OfOtherShape(CollectiveKernel):

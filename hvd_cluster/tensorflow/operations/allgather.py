@@ -10,7 +10,7 @@ import tensorflow as tf
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
-from hvd_cluster.ops.arguments import as_group
+from hvd_cluster.ops.arguments import Reduction, as_group
 from hvd_cluster.ops.backward import of_group
 from hvd_cluster.tensorflow.operations.attributes import (
     backward_naming,
@@ -23,7 +23,7 @@ from hvd_cluster.tensorflow.operations.attributes import (
 from hvd_cluster.tensorflow.operations.calls import call
 from hvd_cluster.tensorflow.tensors import as_bits, is_continuous
 
-_AVERAGE = reduction_attributes(ReduceOp.AVERAGE, 1.0, 1.0)
+_AVERAGE = reduction_attributes(Reduction(ReduceOp.AVERAGE))
 
 
 @collective(Operation.ALLGATHER)

@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from collectives.api import Operation, ReduceOp, UnsupportedRequestError
-from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
-from hvd_cluster.ops.arguments import as_factor, as_group, choose_op, require_sparse_op
+from hvd_cluster.ops.arguments import Reduction, as_group, reduction, require_sparse_op
 from hvd_cluster.ops.backward import of_group, require_linear
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.operations.allgather import grouped_allgather
@@ -21,20 +20,20 @@ from hvd_cluster.tensorflow.operations.attributes import (
     gradient_of,
     reduction_attributes,
     reduction_of,
-    set_attribute,
     set_of,
 )
-from hvd_cluster.tensorflow.operations.calls import call
+from hvd_cluster.tensorflow.operations.calls import call, combine, combine_group
 from hvd_cluster.tensorflow.operations.members import size_op
 from hvd_cluster.tensorflow.tensors import as_tensor, is_continuous
+
+OP, GROUPED_OP = "HorovodAllreduce", "HorovodGroupedAllreduce"
 
 
 def allreduce_slices(
     slices: tf.IndexedSlices,
     name: str | None,
     compression: type[Compressor],
-    op: ReduceOp,
-    factors: tuple[Any, Any],
+    how: Reduction,
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> tf.IndexedSlices:
@@ -42,7 +41,8 @@ def allreduce_slices(
 
     UnsupportedRequestError, which is a NotImplementedError, for other ops and for factors.
     """
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM) or any(as_factor(factor) != 1.0 for factor in factors):
+    op, factors = how.op, how[1:]
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM) or factors != (1.0, 1.0):
         raise UnsupportedRequestError(
             f"an allreduce of IndexedSlices with op {op.name.capitalize()} and the factors {factors} is not available; "
             "use Average or Sum without factors, or tf.convert_to_tensor(slices) first"
@@ -76,14 +76,13 @@ def allreduce(
 
     IndexedSlices give IndexedSlices with the rows of all ranks, see :func:`allreduce_slices`.
     """
-    chosen = choose_op(average, op)
+    how = reduction(average, op, prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
         with tf.device(device_sparse or None):
-            factors = prescale_factor, postscale_factor
-            return allreduce_slices(tensor, name, compression, chosen, factors, process_set, ignore_name_scope)
+            return allreduce_slices(tensor, name, compression, how, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
         small, context = compressed(compression, as_tensor(tensor))
-        result = _allreduce(small, name, chosen, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+        result = combine(OP, small, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
         return compression.decompress(result, context)
 
 
@@ -95,26 +94,22 @@ def _allreduce(
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-    by_path: bool = False,
-    roster: Roster | None = None,
-    tag: int = 0,
 ) -> tf.Tensor:
-    """As :func:`allreduce`, for a dense tensor and without compression; by default the sum.
-
-    ``by_path``, ``roster`` and ``tag``: see :func:`call`.
-    """
-    how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
-    return call(
-        "HorovodAllreduce", {"tensor": as_tensor(tensor)}, how, name, ignore_name_scope, by_path, roster=roster, tag=tag
-    )
+    """As :func:`allreduce`, for a dense tensor and without compression; by default the sum. Scripts use it."""
+    how = reduction(None, op, prescale_factor, postscale_factor)
+    return combine(OP, tensor, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
 
 
-@gradient_of("HorovodAllreduce")
+@gradient_of(OP)
 def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
-    chosen, prescale, postscale = reduction_of(op)
-    require_linear(chosen)
-    how = {**reduction_attributes(chosen, prescale, postscale), **set_of(op)}
-    return call("HorovodAllreduce", {"tensor": gradient}, how, **backward_naming(op))
+    attributes = _attributes_of_backward(op)
+    return call(OP, {"tensor": gradient}, attributes, **backward_naming(op))
+
+
+def _attributes_of_backward(op: Any) -> dict[str, Any]:
+    how = reduction_of(op)
+    require_linear(how.op)
+    return {**reduction_attributes(how), **set_of(op)}
 
 
 @collective(Operation.ALLREDUCE, group=0)
@@ -136,40 +131,24 @@ def grouped_allreduce(
     An empty list gives an empty list: there is nothing to wait for. IndexedSlices travel apart from the group, each as
     in :func:`allreduce`.
     """
-    chosen = choose_op(average, op)
+    how = reduction(average, op, prescale_factor, postscale_factor)
     given = as_group(tensors, tf.Tensor, lambda tensor: tensor)
-    factors = prescale_factor, postscale_factor
     with tf.device(device_sparse or None):
         sparse = {
-            index: allreduce_slices(
-                each, _of_member(name, index), compression, chosen, factors, process_set, ignore_name_scope
-            )
+            index: allreduce_slices(each, _of_member(name, index), compression, how, process_set, ignore_name_scope)
             for index, each in enumerate(given)
             if isinstance(each, tf.IndexedSlices)
         }
     dense = [each for index, each in enumerate(given) if index not in sparse]
-    results = iter(_dense(dense, device_dense, compression, chosen, factors, process_set, ignore_name_scope, name))
+    with tf.device(device_dense or None):
+        small, contexts = compress_all(compression, as_group(dense, tf.Tensor, as_tensor))
+        combined = combine_group(GROUPED_OP, small, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
+        results = iter(decompress_all(compression, combined, contexts))
     return [sparse[index] if index in sparse else next(results) for index in range(len(given))]
 
 
 def _of_member(name: str | None, index: int) -> str | None:
     return None if name is None else f"{name}.{index}"
-
-
-def _dense(
-    tensors: Sequence[Any],
-    device: str,
-    compression: type[Compressor],
-    op: ReduceOp,
-    factors: tuple[Any, Any],
-    process_set: ProcessSet,
-    ignore_name_scope: bool,
-    name: str | None,
-) -> list[tf.Tensor]:
-    with tf.device(device or None):
-        small, contexts = compress_all(compression, as_group(tensors, tf.Tensor, as_tensor))
-        results = _grouped_allreduce(small, name, op, *factors, ignore_name_scope, process_set)
-        return decompress_all(compression, results, contexts)
 
 
 def _grouped_allreduce(
@@ -180,32 +159,19 @@ def _grouped_allreduce(
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-    by_path: bool = False,
-    roster: Roster | None = None,
-    tag: int = 0,
 ) -> list[tf.Tensor]:
-    """As :func:`grouped_allreduce`, for dense tensors and without compression; by default the sums.
-
-    ``by_path``, ``roster`` and ``tag``: see :func:`call`.
-    """
-    how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
-    given = as_group(tensors, tf.Tensor, as_tensor)
-    if not given:
-        return []
-    results: list[tf.Tensor] = call(
-        "HorovodGroupedAllreduce", {"tensors": given}, how, name, ignore_name_scope, by_path, roster=roster, tag=tag
-    )
-    return results
+    """As :func:`grouped_allreduce`, for dense tensors and without compression; by default the sums. Scripts use it."""
+    how = reduction(None, op, prescale_factor, postscale_factor)
+    return combine_group(GROUPED_OP, tensors, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
 
 
-@gradient_of("HorovodGroupedAllreduce")
+@gradient_of(GROUPED_OP)
 def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | None]:
-    chosen, prescale, postscale = reduction_of(op)
-    require_linear(chosen)
-    how = {**reduction_attributes(chosen, prescale, postscale), **set_of(op)}
+    attributes = _attributes_of_backward(op)
 
     def backward(given: list[tf.Tensor]) -> list[tf.Tensor]:
-        results: list[tf.Tensor] = call("HorovodGroupedAllreduce", {"tensors": given}, how, **backward_naming(op))
+        inputs = {"tensors": given}
+        results: list[tf.Tensor] = call(GROUPED_OP, inputs, attributes, **backward_naming(op))
         return results
 
     return of_group(gradients, is_continuous, backward)

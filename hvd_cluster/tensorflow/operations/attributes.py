@@ -8,11 +8,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from collectives.api import InvalidRequestError, Operation, ReduceOp
+from collectives.api import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.ops.arguments import as_factor
+from hvd_cluster.ops import refusals
+from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.ops.backward import name_of_backward
-from hvd_cluster.ops.refusals import report
 from hvd_cluster.ops.submission import process_set_id
 from hvd_cluster.tensorflow.naming import Naming
 
@@ -22,24 +22,8 @@ SET = "process_set_id"
 
 
 def collective(operation: Operation, group: int | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a function a public operation: the other ranks hear of arguments that eager mode refuses here.
-
-    ``group`` is as in :func:`hvd_cluster.ops.refusals.report`. A function that cannot be traced ends the script.
-    """
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return function(*args, **kwargs)
-            except InvalidRequestError as error:
-                if tf.executing_eagerly():
-                    report(error, operation, group, function, args, kwargs)
-                raise
-
-        return call
-
-    return decorate
+    """As :func:`hvd_cluster.ops.refusals.collective`. A function that cannot be traced ends the script."""
+    return refusals.collective(operation, group, tf.executing_eagerly)
 
 
 def gradient_of(op: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -69,19 +53,19 @@ def set_of(op: Any) -> dict[str, Any]:
     return {SET: op.get_attr(SET)}
 
 
-def reduction_attributes(op: ReduceOp, prescale_factor: Any, postscale_factor: Any) -> dict[str, Any]:
+def reduction_attributes(how: Reduction) -> dict[str, Any]:
     """How elements are combined."""
     return {
-        "reduce_op": int(op),
-        "prescale_factor": repr(as_factor(prescale_factor)),
-        "postscale_factor": repr(as_factor(postscale_factor)),
+        "reduce_op": int(how.op),
+        "prescale_factor": repr(how.prescale_factor),
+        "postscale_factor": repr(how.postscale_factor),
     }
 
 
-def reduction_of(op: Any) -> tuple[ReduceOp, float, float]:
-    """The reduction and the factors of a node, for its gradient."""
+def reduction_of(op: Any) -> Reduction:
+    """How a node combines elements, for its gradient."""
     factors = (float(op.get_attr(f"{when}scale_factor")) for when in ("pre", "post"))
-    return (ReduceOp(op.get_attr("reduce_op")), *factors)  # type: ignore[return-value]
+    return Reduction(ReduceOp(op.get_attr("reduce_op")), *factors)
 
 
 def backward_naming(op: Any) -> dict[str, Any]:

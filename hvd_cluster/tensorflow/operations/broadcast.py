@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from collectives.api import InvalidRequestError, MismatchError, Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
-from hvd_cluster.ops.arguments import about, as_rank
+from hvd_cluster.ops.arguments import Reduction, about, as_rank
 from hvd_cluster.tensorflow.errors import engine_error
 from hvd_cluster.tensorflow.operations.attributes import (
     backward_naming,
@@ -42,7 +42,7 @@ def broadcast(
 @gradient_of("HorovodBroadcast")
 def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
     """The gradients are averaged over the ranks for the root; those of other ranks, which were not used, are zeros."""
-    how = {**reduction_attributes(ReduceOp.AVERAGE, 1.0, 1.0), **set_of(op)}
+    how = {**reduction_attributes(Reduction(ReduceOp.AVERAGE)), **set_of(op)}
     average = call("HorovodAllreduce", {"tensor": gradient}, how, **backward_naming(op))
     return tf.where(tf.equal(rank_op(), op.get_attr("root_rank")), average, tf.zeros_like(average))
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NoReturn
 
+import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import core, execute
@@ -19,11 +20,15 @@ from tensorflow.python.ops.parallel_for.pfor import RegisterPFor
 
 from collectives.api import UnsupportedRequestError
 from hvd_cluster.comparison.rosters import Roster
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.ops.arguments import Reduction, as_group
 from hvd_cluster.tensorflow.errors import TEXT, engine_error
 from hvd_cluster.tensorflow.kernels.entry import calling
 from hvd_cluster.tensorflow.naming import Naming, attributes_of_name, chosen, name_of_node
 from hvd_cluster.tensorflow.native.done import can_take
 from hvd_cluster.tensorflow.native.error_texts import put_first
+from hvd_cluster.tensorflow.operations.attributes import reduction_attributes, set_attribute
+from hvd_cluster.tensorflow.tensors import as_tensor
 
 FAMILIES = ("Allgather", "Allreduce", "Broadcast", "Reducescatter")
 OPS = (*FAMILIES, *(f"Grouped{family}" for family in FAMILIES), "Alltoall", "Barrier", "Join")
@@ -82,6 +87,22 @@ def call(
     if tag:
         attributes["tag"] = tag
     return _run(context, op, inputs, attributes)
+
+
+def combine(op: str, tensor: Any, how: Reduction, process_set: ProcessSet, **naming: Any) -> tf.Tensor:
+    """The output of an op that combines the tensors of the ranks. ``naming``: as in :func:`call`."""
+    attributes = {**reduction_attributes(how), **set_attribute(process_set)}
+    return call(op, {"tensor": as_tensor(tensor)}, attributes, **naming)
+
+
+def combine_group(
+    op: str, tensors: Sequence[Any], how: Reduction, process_set: ProcessSet, **naming: Any
+) -> list[tf.Tensor]:
+    """As :func:`combine`, for a group. That of no tensors is empty: there is nothing to wait for."""
+    attributes = {**reduction_attributes(how), **set_attribute(process_set)}
+    given = as_group(tensors, tf.Tensor, as_tensor)
+    results: list[tf.Tensor] = call(op, {"tensors": given}, attributes, **naming) if given else []
+    return results
 
 
 def _run(context: Any, op: str, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:

@@ -13,21 +13,21 @@ import tensorflow as tf
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
-from hvd_cluster.ops.arguments import as_group, choose_op
+from hvd_cluster.ops.arguments import as_group, reduction
 from hvd_cluster.ops.backward import of_group
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.operations.attributes import (
     backward_naming,
     collective,
     gradient_of,
-    reduction_attributes,
     reduction_of,
-    set_attribute,
     set_of,
 )
-from hvd_cluster.tensorflow.operations.calls import call
+from hvd_cluster.tensorflow.operations.calls import call, combine, combine_group
 from hvd_cluster.tensorflow.operations.members import size_op
 from hvd_cluster.tensorflow.tensors import as_tensor, is_continuous
+
+OP, GROUPED_OP = "HorovodReducescatter", "HorovodGroupedReducescatter"
 
 
 @collective(Operation.REDUCESCATTER)
@@ -43,10 +43,10 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
     """Combine ``tensor`` (Average or Sum) over all ranks and keep this rank's rows."""
-    chosen = choose_op(None, op)
+    how = reduction(None, op, prescale_factor, postscale_factor)
     with tf.device(device_dense or None):
         small, context = compressed(compression, as_tensor(tensor))
-        result = _reducescatter(small, name, chosen, process_set, ignore_name_scope, prescale_factor, postscale_factor)
+        result = combine(OP, small, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
         return compression.decompress(result, context)
 
 
@@ -59,12 +59,12 @@ def _reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """As :func:`reducescatter`, without compression; by default the sum."""
-    how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
-    return call("HorovodReducescatter", {"tensor": as_tensor(tensor)}, how, name, ignore_name_scope)
+    """As :func:`reducescatter`, without compression; by default the sum. Scripts use it."""
+    how = reduction(None, op, prescale_factor, postscale_factor)
+    return combine(OP, tensor, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
 
 
-@gradient_of("HorovodReducescatter")
+@gradient_of(OP)
 def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
     """The gradients of all rows are gathered, and scaled as the tensors were."""
     return call("HorovodAllgather", {"tensor": _scaled(op, gradient)}, set_of(op), **backward_naming(op))[0]
@@ -72,9 +72,9 @@ def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
 
 def _scaled(op: Any, gradient: tf.Tensor) -> tf.Tensor:
     """As :func:`hvd_cluster.ops.backward.scatter_factor`; the size is that of the run."""
-    chosen, prescale, postscale = reduction_of(op)
-    factor = tf.cast(prescale * postscale, gradient.dtype)
-    if chosen is ReduceOp.SUM:
+    how = reduction_of(op)
+    factor = tf.cast(how.prescale_factor * how.postscale_factor, gradient.dtype)
+    if how.op is ReduceOp.SUM:
         factor *= tf.cast(size_op(**set_of(op)), gradient.dtype)
     return gradient * factor
 
@@ -92,12 +92,10 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
 ) -> list[tf.Tensor]:
     """Combine each tensor (Average or Sum) over all ranks and keep this rank's rows of each."""
-    chosen = choose_op(None, op)
+    how = reduction(None, op, prescale_factor, postscale_factor)
     with tf.device(device_dense or None):
         small, contexts = compress_all(compression, as_group(tensors, tf.Tensor, as_tensor))
-        results = _grouped_reducescatter(
-            small, name, chosen, process_set, ignore_name_scope, prescale_factor, postscale_factor
-        )
+        results = combine_group(GROUPED_OP, small, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
         return decompress_all(compression, results, contexts)
 
 
@@ -110,16 +108,12 @@ def _grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """As :func:`grouped_reducescatter`, without compression; by default the sums."""
-    how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
-    given = as_group(tensors, tf.Tensor, as_tensor)
-    if not given:
-        return []
-    results: list[tf.Tensor] = call("HorovodGroupedReducescatter", {"tensors": given}, how, name, ignore_name_scope)
-    return results
+    """As :func:`grouped_reducescatter`, without compression; by default the sums. Scripts use it."""
+    how = reduction(None, op, prescale_factor, postscale_factor)
+    return combine_group(GROUPED_OP, tensors, how, process_set, name=name, ignore_name_scope=ignore_name_scope)
 
 
-@gradient_of("HorovodGroupedReducescatter")
+@gradient_of(GROUPED_OP)
 def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | None]:
     def backward(given: list[tf.Tensor]) -> list[tf.Tensor]:
         inputs = {"tensors": [_scaled(op, gradient) for gradient in given]}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from math import prod
 from typing import Any
 
 import tensorflow as tf
@@ -13,11 +12,13 @@ from collectives.api import ReduceOp, override
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.comparison.twins import stamp_of
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.gradients.lists import ListBinding, Shipment
+from hvd_cluster.gradients.lists import ListBinding, Shipment, by_shipment
 from hvd_cluster.gradients.targets import Target, positional
+from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.tensorflow.errors import engine_error, raised_by_tensorflow
 from hvd_cluster.tensorflow.operations.allgather import _grouped_allgather
-from hvd_cluster.tensorflow.operations.allreduce import _allreduce, _grouped_allreduce
+from hvd_cluster.tensorflow.operations.allreduce import GROUPED_OP, OP
+from hvd_cluster.tensorflow.operations.calls import combine, combine_group
 from hvd_cluster.tensorflow.operations.members import size_op
 
 
@@ -38,11 +39,6 @@ class TensorFlowLists(ListBinding):
 
     @staticmethod
     @override
-    def kind(gradient: tf.Tensor) -> Hashable:
-        return gradient.dtype, gradient.device
-
-    @staticmethod
-    @override
     def is_sparse(gradient: Any) -> bool:
         return isinstance(gradient, tf.IndexedSlices)
 
@@ -60,28 +56,31 @@ class TensorFlowLists(ListBinding):
 
     @staticmethod
     @override
-    def pack(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        return tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
+    def reshape(tensor: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+        return tf.reshape(tensor, shape)
 
     @staticmethod
     @override
-    def unpack(packed: tf.Tensor, targets: Sequence[Target]) -> Sequence[tf.Tensor]:
-        shapes = [target.shape or () for target in targets]  # those of packed gradients are known
-        parts = tf.split(packed, [prod(shape) for shape in shapes])
-        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    def concatenate(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.concat(tensors, 0)
+
+    @staticmethod
+    @override
+    def split(packed: tf.Tensor, sizes: Sequence[int]) -> Sequence[tf.Tensor]:
+        parts: Sequence[tf.Tensor] = tf.split(packed, sizes)
+        return parts
 
     @override
     def allreduce(
-        self, shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+        self, shipments: Sequence[Shipment], process_set: ProcessSet, how: Reduction
     ) -> Sequence[Sequence[tf.Tensor]]:
         """In eager mode all travel as one group, because each call waits for its result."""
         with _on(self._device_dense):
             if not tf.executing_eagerly() or len(shipments) < 2:
-                return [_combined(shipment, process_set, fields) for shipment in shipments]
+                return [_combined(shipment, process_set, how) for shipment in shipments]
             everything = [tensor for shipment in shipments for tensor in shipment.tensors]
             joint = Shipment(shipments[0].name, everything, tag=shipments[0].tag)
-            combined = iter(_combined(joint, process_set, fields))
-            return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
+            return by_shipment(_combined(joint, process_set, how), shipments)
 
     @staticmethod
     @override
@@ -122,12 +121,12 @@ def _on(device: str) -> AbstractContextManager[Any]:
     return scope
 
 
-def _combined(shipment: Shipment, process_set: ProcessSet, fields: Mapping[str, Any]) -> Sequence[tf.Tensor]:
+def _combined(shipment: Shipment, process_set: ProcessSet, how: Reduction) -> Sequence[tf.Tensor]:
     # A script may have several tapes, in functions that run at the same time, whose gradients have equal names.
-    how = {**fields, "process_set": process_set, "roster": shipment.roster, "tag": shipment.tag}
+    naming = {"name": shipment.name, "roster": shipment.roster, "tag": shipment.tag}
     if shipment.is_alone:
-        return [_allreduce(shipment.tensors[0], shipment.name, **how)]
-    return _grouped_allreduce(shipment.tensors, shipment.name, **how)
+        return [combine(OP, shipment.tensors[0], how, process_set, **naming)]
+    return combine_group(GROUPED_OP, shipment.tensors, how, process_set, **naming)
 
 
 def target_of(variable: Any, name: str) -> Target:

@@ -128,19 +128,9 @@ def PartialDistributedGradientTape(
 
     ``local_layers`` is a built Keras layer or a list of them; InvalidRequestError for anything else.
     """
-    wrapped = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    arguments = dict(locals())
+    del arguments["local_layers"]
+    wrapped = DistributedGradientTape(**arguments)
     for variable in trainable_weights(local_layers):
         wrapped.register_local_source(variable)
     return wrapped

@@ -127,24 +127,11 @@ def DistributedOptimizer(
     Raises InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        arguments = dict(locals())
         from hvd_cluster.tensorflow.keras import DistributedOptimizer as of_keras
 
-        return of_keras(
-            optimizer,
-            name,
-            device_dense,
-            device_sparse,
-            compression,
-            sparse_as_dense,
-            gradient_predivide_factor,
-            op,
-            backward_passes_per_step,
-            average_aggregated_gradients,
-            num_groups,
-            groups,
-            process_set,
-            scale_local_gradients,
-        )
+        del arguments["use_locking"]
+        return of_keras(**arguments)
     options = Options(
         compression,
         choose_op(None, op),

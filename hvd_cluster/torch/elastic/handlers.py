@@ -12,7 +12,7 @@ from collectives.api import override
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.ops.structures import mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from hvd_cluster.torch.optimizer.buckets import parameter_groups
+from hvd_cluster.torch.optimizer.inventory import parameter_groups
 from hvd_cluster.torch.optimizer.transfers import is_shared
 
 __all__ = ["ModelStateHandler", "OptimizerStateHandler"]

@@ -116,7 +116,7 @@ def sparse_allreduce_async(
 
     The result is a new sparse COO tensor, coalesced, with the elements of all ranks; the same one for each call.
     """
-    chosen = reduction(None, op, 1.0, 1.0)["op"]
+    chosen = reduction(None, op).op
     _check(tensor, chosen)
     own = tensor.detach().coalesce()
     pieces = [own.indices().t(), own.values(), torch.tensor([own.shape])]
@@ -130,15 +130,19 @@ def sparse_allreduce_async(
             raise MismatchError(
                 f"sparse tensor {name!r}: the ranks disagree about the shape: {shapes.tolist()}; give them one shape"
             )
-        divisor = size if chosen is ReduceOp.AVERAGE else 1
-        if len(values) < 2:  # coalesce() would keep the memory of a result, which cannot grow in a later backward
-            indices, values = indices.clone(), values.clone()
-        if values.is_floating_point() or values.is_complex():  # divided first: the sum may be too large for 16 bits
-            values, divisor = values / divisor, 1
-        total = torch.sparse_coo_tensor(indices.t(), values, own.shape, check_invariants=True).coalesce()
-        return total if divisor == 1 else torch.div(total, divisor, rounding_mode="trunc")
+        return _total(indices, values, own.shape, size if chosen is ReduceOp.AVERAGE else 1)
 
     return finish
+
+
+def _total(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, divisor: int) -> torch.Tensor:
+    """The sparse sum of the gathered elements, divided."""
+    if len(values) < 2:  # coalesce() would keep the memory of a result, which cannot grow in a later backward
+        indices, values = indices.clone(), values.clone()
+    if values.is_floating_point() or values.is_complex():  # divided first: the sum may be too large for 16 bits
+        values, divisor = values / divisor, 1
+    total = torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=True).coalesce()
+    return total if divisor == 1 else torch.div(total, divisor, rounding_mode="trunc")
 
 
 def _check(tensor: Any, op: ReduceOp) -> None:

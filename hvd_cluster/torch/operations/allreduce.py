@@ -10,7 +10,7 @@ import torch
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
-from hvd_cluster.ops.arguments import reduction
+from hvd_cluster.ops.arguments import Reduction, reduction
 from hvd_cluster.ops.backward import name_of_backward, require_linear
 from hvd_cluster.ops.submission import Handle, HandleGroup, run, start
 from hvd_cluster.torch.compression import Compression
@@ -38,7 +38,7 @@ def allreduce_async(
 ) -> Handle:
     """Start combining ``tensor`` over all ranks, element by element, into a new tensor."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    return start(Operation.ALLREDUCE, of_same_shape, tensor, name, process_set, **how)
+    return start(Operation.ALLREDUCE, of_same_shape, tensor, name, process_set, how)
 
 
 @collective(Operation.ALLREDUCE)
@@ -53,7 +53,7 @@ def allreduce_async_(
 ) -> Handle:
     """Start combining ``tensor`` over all ranks, in place."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, **how)
+    return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, how)
 
 
 @collective(Operation.ALLREDUCE)
@@ -68,7 +68,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks, in place."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    result: torch.Tensor = run(Operation.ALLREDUCE, in_place, tensor, name, process_set, **how)
+    result: torch.Tensor = run(Operation.ALLREDUCE, in_place, tensor, name, process_set, how)
     return result
 
 
@@ -92,12 +92,12 @@ def allreduce(
     return result
 
 
-def _allreduce(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: dict[str, Any]) -> torch.Tensor:
+def _allreduce(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: Reduction) -> torch.Tensor:
     result: torch.Tensor
     if is_recorded(tensor):
         result = apply(HorovodAllreduce, tensor, name, process_set, how)
     else:
-        result = run(Operation.ALLREDUCE, of_same_shape, tensor, name, process_set, **how)
+        result = run(Operation.ALLREDUCE, of_same_shape, tensor, name, process_set, how)
     return result
 
 
@@ -106,16 +106,20 @@ class HorovodAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: dict[str, Any]
+        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: Reduction
     ) -> torch.Tensor:
         ctx.arguments = name_of_backward(name), process_set, how
         return _allreduce(tensor, name, process_set, how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        require_linear(ctx.arguments[-1]["op"])
-        name, process_set, how = ctx.arguments
-        return allreduce(gradients[0], name=name, process_set=process_set, **how), None, None, None
+        return allreduce(gradients[0], **_arguments_of_backward(ctx)), None, None, None
+
+
+def _arguments_of_backward(ctx: Any) -> dict[str, Any]:
+    name, process_set, how = ctx.arguments
+    require_linear(how.op)
+    return {"name": name, "process_set": process_set, **how._asdict()}
 
 
 @collective(Operation.ALLREDUCE, group=0)
@@ -130,7 +134,7 @@ def grouped_allreduce_async(
 ) -> HandleGroup:
     """Start combining each tensor over all ranks, into new tensors."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    return start_group(Operation.ALLREDUCE, of_same_shape, tensors, list, name, process_set, **how)
+    return start_group(Operation.ALLREDUCE, of_same_shape, tensors, list, name, process_set, how)
 
 
 @collective(Operation.ALLREDUCE, group=0)
@@ -145,7 +149,7 @@ def grouped_allreduce_async_(
 ) -> HandleGroup:
     """Start combining each tensor over all ranks, in place."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **how)
+    return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, how)
 
 
 @collective(Operation.ALLREDUCE, group=0)
@@ -160,7 +164,7 @@ def grouped_allreduce_(
 ) -> tuple[torch.Tensor, ...]:
     """Combine each tensor over all ranks, in place."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    handle = start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **how)
+    handle = start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, how)
     results: tuple[torch.Tensor, ...] = synchronize(handle)
     return results
 
@@ -183,13 +187,13 @@ def grouped_allreduce(
 
 
 def _grouped_allreduce(
-    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: dict[str, Any]
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: Reduction
 ) -> Sequence[torch.Tensor]:
     results: Sequence[torch.Tensor]
     if any(is_recorded(tensor) for tensor in tensors):
         results = apply(HorovodGroupedAllreduce, name, process_set, how, *tensors)
     else:
-        results = synchronize(start_group(Operation.ALLREDUCE, of_same_shape, tensors, tuple, name, process_set, **how))
+        results = synchronize(start_group(Operation.ALLREDUCE, of_same_shape, tensors, tuple, name, process_set, how))
     return results
 
 
@@ -198,16 +202,13 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, name: str | None, process_set: ProcessSet, how: dict[str, Any], *tensors: torch.Tensor
+        ctx: Any, name: str | None, process_set: ProcessSet, how: Reduction, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.arguments = name_of_backward(name), process_set, how
         return tuple(_grouped_allreduce(tensors, name, process_set, how))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        require_linear(ctx.arguments[-1]["op"])
-        name, process_set, how = ctx.arguments
-        results = backward_of_group(
-            gradients, lambda given: grouped_allreduce(given, name=name, process_set=process_set, **how)
-        )
+        arguments = _arguments_of_backward(ctx)
+        results = backward_of_group(gradients, lambda given: grouped_allreduce(given, **arguments))
         return None, None, None, *results

@@ -11,7 +11,7 @@ import torch
 from collectives.api import InvalidRequestError, Operation
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops import submission
-from hvd_cluster.ops.arguments import as_group
+from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction, as_group
 from hvd_cluster.ops.backward import of_group
 from hvd_cluster.ops.refusals import report
 from hvd_cluster.ops.submission import Describe, HandleGroup, Kind
@@ -94,10 +94,11 @@ def start_group(
     kind: Kind,
     name: str | None,
     process_set: ProcessSet,
+    how: Reduction = PLAIN_SUM,
     **fields: Any,
 ) -> HandleGroup:
     """Submit a group; ``kind`` makes one object of the results."""
-    return submission.start_group(operation, describe, listed(tensors), kind, name, process_set, **fields)
+    return submission.start_group(operation, describe, listed(tensors), kind, name, process_set, how, **fields)
 
 
 def listed(tensors: Iterable[Any]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
-from hvd_cluster.ops.arguments import reduction
+from hvd_cluster.ops.arguments import Reduction, reduction
 from hvd_cluster.ops.backward import name_of_backward, scatter_factor
 from hvd_cluster.ops.submission import Handle, HandleGroup, run, start
 from hvd_cluster.torch.compression import Compression
@@ -41,7 +41,7 @@ def reducescatter_async(
 ) -> Handle:
     """Start combining ``tensor`` over all ranks and keeping this rank's rows."""
     how = reduction(None, op, prescale_factor, postscale_factor)
-    return start(Operation.REDUCESCATTER, of_other_shape, tensor, name, process_set, **how)
+    return start(Operation.REDUCESCATTER, of_other_shape, tensor, name, process_set, how)
 
 
 @collective(Operation.REDUCESCATTER)
@@ -61,14 +61,12 @@ def reducescatter(
     return result
 
 
-def _reducescatter(
-    tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: dict[str, Any]
-) -> torch.Tensor:
+def _reducescatter(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: Reduction) -> torch.Tensor:
     result: torch.Tensor
     if is_recorded(tensor):
         result = apply(HorovodReducescatter, tensor, name, process_set, how)
     else:
-        result = run(Operation.REDUCESCATTER, of_other_shape, tensor, name, process_set, **how)
+        result = run(Operation.REDUCESCATTER, of_other_shape, tensor, name, process_set, how)
     return result
 
 
@@ -81,10 +79,10 @@ class HorovodReducescatter(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: dict[str, Any]
+        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: Reduction
     ) -> torch.Tensor:
         ctx.arguments = name_of_backward(name), process_set
-        ctx.factor = scatter_factor(process_set=process_set, **how)
+        ctx.factor = scatter_factor(how, process_set)
         return _reducescatter(tensor, name, process_set, how)
 
     @staticmethod
@@ -122,13 +120,13 @@ def grouped_reducescatter(
 
 
 def _start_group(
-    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: dict[str, Any]
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: Reduction
 ) -> HandleGroup:
-    return start_group(Operation.REDUCESCATTER, of_other_shape, tensors, list, name, process_set, **how)
+    return start_group(Operation.REDUCESCATTER, of_other_shape, tensors, list, name, process_set, how)
 
 
 def _grouped_reducescatter(
-    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: dict[str, Any]
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: Reduction
 ) -> Sequence[torch.Tensor]:
     results: Sequence[torch.Tensor]
     if any(is_recorded(tensor) for tensor in tensors):
@@ -143,10 +141,10 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, name: str | None, process_set: ProcessSet, how: dict[str, Any], *tensors: torch.Tensor
+        ctx: Any, name: str | None, process_set: ProcessSet, how: Reduction, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.arguments = name_of_backward(name), process_set
-        ctx.factor = scatter_factor(process_set=process_set, **how)
+        ctx.factor = scatter_factor(how, process_set)
         return tuple(_grouped_reducescatter(tensors, name, process_set, how))
 
     @staticmethod

@@ -21,10 +21,11 @@ from hvd_cluster.gradients.buckets import label
 from hvd_cluster.gradients.compression import compressed, decompress_all
 from hvd_cluster.gradients.options import Options, check_passes
 from hvd_cluster.ops import arrays
+from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.ops.submission import run
 from hvd_cluster.torch.operations.operands import start_group, synchronize
-from hvd_cluster.torch.optimizer.buckets import Names, complete_names, groups_of, model_of
+from hvd_cluster.torch.optimizer.inventory import Names, complete_names, groups_of, model_of
 from hvd_cluster.torch.optimizer.transfers import is_same_list
 from hvd_cluster.torch.tensors import in_place
 
@@ -119,8 +120,8 @@ class DifferenceCombiner:
         name, options = label(self._parameters(), self._common_names(), "delta"), self.options
         small, contexts = self._compressed(before, name)
         try:
-            adasum = ReduceOp.ADASUM
-            handle = start_group(Operation.ALLREDUCE, in_place, small, tuple, name, options.process_set, op=adasum)
+            adasum = Reduction(ReduceOp.ADASUM)
+            handle = start_group(Operation.ALLREDUCE, in_place, small, tuple, name, options.process_set, adasum)
             combined = synchronize(handle)
         except InvalidRequestError as error:
             refuse(error, Operation.ALLREDUCE, name, options.process_set, len(before))
@@ -163,7 +164,8 @@ class DifferenceCombiner:
         if not gradients or not self.has_company:
             return
         broken = np.array(not all(_is_finite(gradient) for gradient in gradients), np.uint8)
-        run(Operation.ALLREDUCE, arrays.in_place, broken, "infinities", self.options.process_set, op=ReduceOp.MAX)
+        most = Reduction(ReduceOp.MAX)
+        run(Operation.ALLREDUCE, arrays.in_place, broken, "infinities", self.options.process_set, most)
         if broken.item():
             with torch.no_grad():
                 gradients[0].mul_(torch.inf)

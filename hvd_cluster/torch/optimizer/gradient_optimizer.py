@@ -16,8 +16,8 @@ from collectives.observe.metrics.meter import process_meter
 from hvd_cluster.core import basics
 from hvd_cluster.gradients.options import Options
 from hvd_cluster.torch.mpi_ops import allreduce
-from hvd_cluster.torch.optimizer.buckets import Names
 from hvd_cluster.torch.optimizer.hooks import CHANGE_REMEDY, GradientCombiner
+from hvd_cluster.torch.optimizer.inventory import Names
 
 
 def _has_unscaled(caller: Any, optimizer: torch.optim.Optimizer) -> bool:

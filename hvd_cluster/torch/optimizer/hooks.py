@@ -16,8 +16,8 @@ from hvd_cluster.comparison.meeting import agreed_names
 from hvd_cluster.core import basics
 from hvd_cluster.gradients.duplicate_names import OptimizerEntry, optimizers
 from hvd_cluster.gradients.options import Options, check_passes
-from hvd_cluster.torch.optimizer.buckets import Inventory, Names, groups_of
 from hvd_cluster.torch.optimizer.in_flight import BucketsInFlight, Failure
+from hvd_cluster.torch.optimizer.inventory import Inventory, Names, groups_of
 from hvd_cluster.torch.optimizer.reduction import BucketReduction
 from hvd_cluster.torch.optimizer.transfers import Bucket, Originals, Setup, Spares, is_same_list
 

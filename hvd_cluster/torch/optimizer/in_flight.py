@@ -9,7 +9,7 @@ import torch
 
 from collectives.api import HorovodInternalError, InvalidRequestError, Operation
 from hvd_cluster.ops.refusals import refuse
-from hvd_cluster.torch.optimizer.buckets import Inventory
+from hvd_cluster.torch.optimizer.inventory import Inventory
 from hvd_cluster.torch.optimizer.reduction import BucketReduction, EarlyGradients, full_name
 from hvd_cluster.torch.optimizer.transfers import Bucket, Setup
 

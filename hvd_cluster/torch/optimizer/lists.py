@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from math import prod
-from typing import Any
 
 import torch
 
@@ -14,6 +12,7 @@ from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding, Shipment
 from hvd_cluster.gradients.targets import Target
+from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.ops.refusals import refusing
 from hvd_cluster.ops.submission import Handle, HandleGroup, start
 from hvd_cluster.torch.operations.allgather import sparse_allreduce_async
@@ -23,11 +22,6 @@ from hvd_cluster.torch.tensors import in_place
 
 class TorchLists(ListBinding):
     """All tensors are started before the first is waited for. Gradients are combined in place."""
-
-    @staticmethod
-    @override
-    def kind(gradient: torch.Tensor) -> Hashable:
-        return gradient.dtype, gradient.device
 
     @staticmethod
     @override
@@ -49,23 +43,21 @@ class TorchLists(ListBinding):
 
     @staticmethod
     @override
-    def pack(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+    def concatenate(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([*tensors])
 
     @staticmethod
     @override
-    def unpack(packed: torch.Tensor, targets: Sequence[Target]) -> Sequence[torch.Tensor]:
-        shapes = [target.shape or () for target in targets]
-        parts = packed.split_with_sizes([prod(shape) for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    def split(packed: torch.Tensor, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        return packed.split_with_sizes([*sizes])
 
     @staticmethod
     @override
     def allreduce(
-        shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+        shipments: Sequence[Shipment], process_set: ProcessSet, how: Reduction
     ) -> Sequence[Sequence[torch.Tensor]]:
         with torch.no_grad():
-            results = run_all(partial(_started, shipment, process_set, fields) for shipment in shipments)
+            results = run_all(partial(_started, shipment, process_set, how) for shipment in shipments)
         return [[result] if shipment.is_alone else result for shipment, result in zip(shipments, results, strict=True)]
 
     @staticmethod
@@ -81,10 +73,9 @@ class TorchLists(ListBinding):
         return gradient / (process_set.size() or 1)
 
 
-def _started(shipment: Shipment, process_set: ProcessSet, fields: Mapping[str, Any]) -> Handle | HandleGroup:
+def _started(shipment: Shipment, process_set: ProcessSet, how: Reduction) -> Handle | HandleGroup:
     operation, name = Operation.ALLREDUCE, shipment.name
-    fields = {**fields, "tag": shipment.tag} if shipment.tag else fields
     with refusing(operation, name, process_set, None if shipment.is_alone else len(shipment.tensors)):
         if shipment.is_alone:
-            return start(operation, in_place, shipment.tensors[0], name, process_set, **fields)
-        return start_group(operation, in_place, shipment.tensors, list, name, process_set, **fields)
+            return start(operation, in_place, shipment.tensors[0], name, process_set, how, tag=shipment.tag)
+        return start_group(operation, in_place, shipment.tensors, list, name, process_set, how, tag=shipment.tag)

@@ -299,11 +299,11 @@ class BucketReduction:
 
     def _start(self, tensors: Sequence[torch.Tensor], name: str, tag: int = 0) -> InFlight:
         options, describe = self._setup.options, self._setup.spares.operand
-        fields = options.fields | {"tag": tag} if tag else options.fields
+        operation, where, how = Operation.ALLREDUCE, options.process_set, options.reduction
         try:
             if self._is_group(len(tensors)):
-                return start_group(Operation.ALLREDUCE, describe, tensors, tuple, name, options.process_set, **fields)
-            return start(Operation.ALLREDUCE, describe, tensors[0], name, options.process_set, **fields)
+                return start_group(operation, describe, tensors, tuple, name, where, how, tag=tag)
+            return start(operation, describe, tensors[0], name, where, how, tag=tag)
         except DuplicateNameError:  # the others meet the tensor that has the name here
             raise
         except InvalidRequestError as error:

@@ -17,8 +17,8 @@ from hvd_cluster.gradients.options import Groups, Options, as_groups, check, che
 from hvd_cluster.ops.arguments import choose_op
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.optimizer.adasum import AdasumOptimizer
-from hvd_cluster.torch.optimizer.buckets import Names, given_names, parameter_groups
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
+from hvd_cluster.torch.optimizer.inventory import Names, given_names, parameter_groups
 
 
 def DistributedOptimizer(

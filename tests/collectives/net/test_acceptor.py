@@ -13,11 +13,11 @@ import pytest
 
 from collectives.net import strangers
 from collectives.net.acceptor import Acceptor
-from executors.agents.local.output import Output
 from executors.api import JobSecret
 from executors.dashboard.picture import Address
 from executors.dashboard.server import DashboardServer
 from executors.job import server
+from executors.job.output import Output
 from executors.job.server import Reception, ServerThread
 
 HOST = "127.0.0.1"

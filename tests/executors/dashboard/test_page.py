@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.browser import EXECUTABLE, FLAGS
 from collectives.observe.live.snapshot import Slow, Snapshot, Stall, snapshot_key
-from executors.agents.local.output import Output
 from executors.dashboard.dashboard import Dashboard
 from executors.dashboard.picture import Address
-from executors.driver.worlds import Published, world_key
 from executors.job.job import Job
+from executors.job.output import Output
+from executors.job.worlds import Published, world_key
 
 LINE = "<img src=x onerror=alert(1)> & more"
 pytestmark = [

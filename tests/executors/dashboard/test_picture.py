@@ -10,7 +10,7 @@ from collectives.observe.live.snapshot import Recording, Slow, Snapshot, Stall
 from collectives.observe.metrics.values import Metrics
 from collectives.stalls.stragglers import Cause, Straggler
 from executors.dashboard.picture import KEPT_LINES, Address, Picture
-from executors.driver.worlds import Published
+from executors.job.worlds import Published
 
 
 def snapshot(time=0.0, rank=0, size=2, **more):

@@ -15,15 +15,15 @@ import pytest
 
 from collectives.net import strangers
 from collectives.observe.live.snapshot import LAST_RECORDING, Recording, Snapshot, recording_key, snapshot_key
-from executors.agents.local.output import Output
 from executors.dashboard import server as connection_module
 from executors.dashboard import server as pictures_module
 from executors.dashboard import server as server_module
 from executors.dashboard.dashboard import Dashboard
 from executors.dashboard.picture import Address
 from executors.dashboard.server import DashboardServer
-from executors.driver.worlds import Published, change_key, world_key
 from executors.job.job import Job
+from executors.job.output import Output
+from executors.job.worlds import Published, change_key, world_key
 from tests.collectives.engine.job import until
 
 

@@ -1,8 +1,8 @@
 """A driver over agents that only note what they are asked for; the clock of the loop is the test's."""
 
 from executors.driver.driver import Driver
-from executors.driver.worlds import Published, Report, report_key, world_key
 from executors.failures import Failure, FailureKind, Patience
+from executors.job.worlds import Published, Report, report_key, world_key
 from executors.membership import Limits
 
 KILLED = Failure(FailureKind.SIGNAL, "was killed by signal 9", -9, ("last line",))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from executors.driver.worlds import Published, describe, summary
+from executors.job.worlds import Published, describe, summary
 
 FOUR = Published(3, tuple((f"worker-{n}", host) for n, host in enumerate("aabb")))
 

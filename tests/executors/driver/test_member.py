@@ -9,7 +9,7 @@ from collectives.store.client import RendezvousClient
 from collectives.store.memory import MemoryStore
 from collectives.store.server import RendezvousServer
 from executors.driver.member import Member, WorkerIdentity
-from executors.driver.worlds import CALL, Published, Report, WorldCall, report_key, world_key
+from executors.job.worlds import CALL, Published, Report, WorldCall, report_key, world_key
 
 SECONDS = 30.0
 KEY = b"secret"

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executors.driver.worlds import assign_ranks, slots_of
+from executors.job.worlds import assign_ranks, slots_of
 
 HOSTS = st.lists(st.sampled_from("abcdef"), max_size=24)
 

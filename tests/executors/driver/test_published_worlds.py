@@ -5,8 +5,8 @@ import json
 import pytest
 from driven import EXITED, KILLED, begun, elastic, published, report
 
-from executors.driver.worlds import CALL, Published, Report, report_key
 from executors.job.environment import Course
+from executors.job.worlds import CALL, Published, Report, report_key
 
 
 def test_the_first_world_is_known_when_its_workers_start(job, agents):

@@ -7,9 +7,9 @@ from collectives.api import PeerLostError
 from collectives.handshake import entries
 from collectives.store.memory import PrefixStore
 from executors.api import StartTimeoutError, WorkerError
-from executors.driver import worlds
 from executors.driver.driver import Driver
 from executors.failures import Failure, FailureKind, Patience
+from executors.job import worlds
 from executors.membership import Limits
 
 LEFT = Failure(

@@ -6,8 +6,8 @@ from collectives.api import Topology
 from collectives.settings import Settings, world_from_environment
 from collectives.store.client import RendezvousClient
 from executors.api import JobSecret
-from executors.driver.worlds import assign_ranks
 from executors.job.job import Job, is_job_id
+from executors.job.worlds import assign_ranks
 
 
 def test_the_environment_of_a_rank_leads_to_the_store_of_the_driver():

@@ -10,8 +10,8 @@ import pytest
 
 from collectives.engine import shutdown
 from collectives.engine.shutdown import ProcessExit
-from executors.driver.worlds import assign_ranks
 from executors.job.job import Job
+from executors.job.worlds import assign_ranks
 from tests.namespaces import HOSTS, Network, Unavailable
 
 SCRIPT = """

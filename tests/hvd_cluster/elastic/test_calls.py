@@ -7,7 +7,7 @@ import pytest
 from collectives.api import ShutDownError, Topology, World
 from collectives.store.memory import MemoryStore
 from executors.driver.member import WorkerIdentity
-from executors.driver.worlds import CALL, Published, Report, WorldCall, report_key, world_key
+from executors.job.worlds import CALL, Published, Report, WorldCall, report_key, world_key
 from hvd_cluster.core.worlds import Worlds
 
 SECONDS = 30.0

@@ -7,7 +7,7 @@ import pytest
 from collectives.api import PeerLostError, Topology, World
 from collectives.store.memory import MemoryStore
 from executors.driver.member import WorkerIdentity
-from executors.driver.worlds import Published, Report, report_key, world_key
+from executors.job.worlds import Published, Report, report_key, world_key
 from hvd_cluster.core.worlds import RemovedError, Worlds
 
 SECONDS = 20.0

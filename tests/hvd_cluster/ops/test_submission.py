@@ -14,6 +14,7 @@ from collectives.controller.worker import Worker
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops import submission
+from hvd_cluster.ops.arguments import Reduction
 from tests.ranks import AllRanks, player
 
 LONG = submission.LONGEST_KEPT
@@ -63,7 +64,8 @@ def request_of(engine, **changed):
     operation, source = call.pop("operation"), as_buffer(call.pop("array").copy())
     name, process_set = "".join([*call.pop("name")]), a_set(call.pop("process_set"))
     call["splits"] = tuple([*call["splits"]])
-    submission.submit(operation, source, None, name, process_set, **call)
+    how = Reduction(call.pop("op"), call.pop("prescale_factor"), call.pop("postscale_factor"))
+    submission.submit(operation, source, None, name, process_set, how, **call)
     return engine.last
 
 
@@ -129,7 +131,7 @@ def test_the_request_is_that_of_its_own_call(engine):
 
 def group_of(engine, name, *arrays, operation=Operation.ALLREDUCE):
     tensors = [(as_buffer(array), None) for array in arrays]
-    submission.submit_group(operation, tensors, name, a_set(0), op=ReduceOp.SUM)
+    submission.submit_group(operation, tensors, name, a_set(0))
     return engine.last
 
 

@@ -473,6 +473,6 @@ class TestLog:
 
 
 def job_environment(job):
-    from executors.driver.worlds import assign_ranks
+    from executors.job.worlds import assign_ranks
 
     return job.environment(assign_ranks(["a"])[0])

@@ -10,8 +10,8 @@ from executors.agents.ray.train.replacement import Replacement
 from executors.agents.ray.train.succession import NOTHING, Delivered, Succession
 from executors.api import JobSecret
 from executors.driver.member import Member, WorkerIdentity
-from executors.driver.worlds import CALL, LastReport, Published, Report, world_key
 from executors.job.job import Job, secret_of
+from executors.job.worlds import CALL, LastReport, Published, Report, world_key
 
 SECONDS = 60.0
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from executors.agents.ray.train.succession import Delivered, Succession
-from executors.driver.worlds import LastReport
+from executors.job.worlds import LastReport
 
 LEFT_OUT, TAKEN = LastReport("4", "saved", is_left_out=True), LastReport("4", "saved")
 # These come into the next world as soon as it has them.

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from pyspark import SparkContext
 
-from executors.agents.local.output import ConsoleSink, Output
 from executors.agents.spark import connection as connections
 from executors.agents.spark import console as consoles
 from executors.agents.spark import console as displays
@@ -28,6 +27,7 @@ from executors.agents.spark.session import Session, check_settings, promised, re
 from executors.api import ExecutorError, JobSecret, PlacementError
 from executors.driver.outcome import observe
 from executors.job.connection import Frames
+from executors.job.output import ConsoleSink, Output
 from hvd_cluster.spark import run
 from hvd_cluster.spark.launch import SparkLaunch
 

@@ -9,13 +9,13 @@ from unittest import mock
 
 import pytest
 
-from executors.agents.local.output import Output
 from executors.agents.spark import rendezvous
 from executors.agents.spark import task as tasks
 from executors.agents.spark.console import Console
 from executors.agents.spark.plan import Plan
 from executors.agents.spark.task import run_task
 from executors.api import JobSecret, RemoteError
+from executors.job.output import Output
 
 SECRET = JobSecret()
 HOST = "127.0.0.1"

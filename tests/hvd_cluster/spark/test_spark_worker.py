@@ -19,10 +19,10 @@ from executors.agents.spark.rendezvous import TaskLocation, TaskMember
 from executors.agents.spark.worker import OVER, TaskWorker
 from executors.api import CommandNotFoundError, JobSecret
 from executors.driver.outcome import Outcome
-from executors.driver.worlds import assign_ranks
 from executors.job.call import Call, pickle_call
 from executors.job.connection import Frames
 from executors.job.job import Job
+from executors.job.worlds import assign_ranks
 
 SECRET = JobSecret()
 HOST = "127.0.0.1"

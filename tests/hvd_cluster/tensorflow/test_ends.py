@@ -13,8 +13,8 @@ import tensorflow as tf
 import hvd_cluster.tensorflow as hvd
 from collectives.api import PeerLostError, ShutDownError
 from collectives.events import Submitted
-from executors.driver.worlds import assign_ranks
 from executors.job.job import Job
+from executors.job.worlds import assign_ranks
 from hvd_cluster.core import basics
 from hvd_cluster.tensorflow.errors import engine_error
 from tests.collectives.engine.job import until

@@ -6,7 +6,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError, MismatchError, UnsupportedRequestError
 from hvd_cluster.gradients.buckets import BUCKET_BYTES, SMALL_BYTES, plan
-from hvd_cluster.torch.optimizer.buckets import complete_names, size_of
+from hvd_cluster.torch.optimizer.inventory import complete_names, size_of
 from hvd_cluster.torch.powersgd import PowerSGD
 from tests.checks import each_check
 from tests.hvd_cluster.torch.training import (

@@ -27,8 +27,8 @@ from executors.agents.ray.train.last_report import Deliveries
 from executors.agents.ray.train.replacement import Replacement
 from executors.agents.ray.worker import Location, here, server_host, variables_of
 from executors.api import counted
-from executors.driver.worlds import slots_of
 from executors.job.job import Job
+from executors.job.worlds import slots_of
 
 if TYPE_CHECKING:
     from ray.train._internal.base_worker_group import BaseWorkerGroup

@@ -28,7 +28,7 @@ from ray.train.v2._internal.execution.context import TrainContext, get_train_con
 
 from collectives.api import override
 from executors.agents.ray.train.succession import Delivered
-from executors.driver.worlds import LastReport
+from executors.job.worlds import LastReport
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from types import TracebackType
 
 from executors.agents.ray.train.succession import Delivered, Succession, Turn
 from executors.driver.member import WorkerIdentity
-from executors.driver.worlds import (
+from executors.job.job import Job
+from executors.job.worlds import (
     CALL,
     REPORTS,
     LastReport,
@@ -21,7 +22,6 @@ from executors.driver.worlds import (
     summary,
     world_key,
 )
-from executors.job.job import Job
 
 logger = logging.getLogger(__name__)
 

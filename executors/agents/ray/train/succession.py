@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from executors.api import Slot, worker_id
-from executors.driver.worlds import Answer, LastReport, Published, describe
+from executors.job.worlds import Answer, LastReport, Published, describe
 
 OVER = "all workers have finished"
 # The ranks make a last report that got lost so often again, after each loss.

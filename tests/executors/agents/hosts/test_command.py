@@ -9,10 +9,10 @@ import pytest
 
 from executors.agents.hosts import job as local
 from executors.agents.hosts.job import HostsOptions, resolve_start_timeout
-from executors.agents.local.output import Output, release_consoles
 from executors.agents.local.supervisor import Ended, Supervisor, WorkerStarted
 from executors.api import CommandNotFoundError, StartTimeoutError, WorkerError
 from executors.failures import Patience
+from executors.job.output import Output, release_consoles
 from executors.membership import Limits
 
 
@@ -220,7 +220,7 @@ def test_files_on_a_full_disk_cost_a_warning(monkeypatch, tmp_path, capsys, capl
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("executors.agents.local.output.FileSink", full)
+    monkeypatch.setattr("executors.job.output.FileSink", full)
     run_command(shell("echo line"), 1, HostsOptions(output_directory=tmp_path))
     assert capsys.readouterr().out == "[0]<stdout>:line\n"
     assert [record.message for record in caplog.records if "OMP" not in record.message] == [

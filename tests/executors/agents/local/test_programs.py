@@ -6,10 +6,10 @@ import pytest
 
 from collectives.api import ShutDownError
 from executors.agents.local.job import FunctionProgram, ProcessJob
-from executors.agents.local.output import Output
 from executors.agents.local.supervisor import Ended, MessageReceived, WorkerStarted
 from executors.driver.outcome import capture
 from executors.job.job import Job
+from executors.job.output import Output
 from executors.membership import Limits
 
 

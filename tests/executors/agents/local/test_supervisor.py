@@ -2,8 +2,8 @@
 
 import os
 
-from executors.agents.local.output import Output
 from executors.agents.local.supervisor import Ended, Supervisor, WorkerStarted
+from executors.job.output import Output
 
 
 def test_a_descriptor_that_can_be_read_is_acted_on_once():

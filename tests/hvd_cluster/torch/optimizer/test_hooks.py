@@ -6,7 +6,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives.api import MismatchError
 from hvd_cluster.gradients.compression import GradientCompressor
-from hvd_cluster.torch.optimizer import buckets, transfers
+from hvd_cluster.torch.optimizer import inventory, transfers
 from tests.collectives.engine.job import outcome
 from tests.hvd_cluster.torch.optimizer.descent import Descent, backward, leaf, rows, values
 
@@ -58,7 +58,7 @@ def test_more_passes_than_agreed(on_ranks):
 
 
 def test_no_gradient_travels_ahead_where_torch_cannot_hold_it(on_ranks, monkeypatch):
-    for module in (buckets, transfers):
+    for module in (inventory, transfers):
         monkeypatch.setattr(module, "CAN_HOLD", False)
 
     def body(rank):

@@ -37,21 +37,9 @@ def create_distributed_optimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """As :func:`hvd_cluster.keras.DistributedOptimizer`."""
-    return keras_binding.DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        groups=groups,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    arguments = dict(locals())
+    del arguments["keras"]
+    return keras_binding.DistributedOptimizer(**arguments)
 
 
 def broadcast_global_variables(backend: Any, root_rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Horovod's names that depend on no framework: each binding has them all."""
+"""Horovod's names that depend on no framework: each binding has them all, and lists them in its ``__all__``."""
 
 from hvd_cluster.core.basics import (
     add_process_set,

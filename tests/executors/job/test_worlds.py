@@ -2,7 +2,7 @@
 
 import pytest
 
-from executors.driver.worlds import REPORTS, Published, Report, WorldCall, report_key, world_key
+from executors.job.worlds import REPORTS, Published, Report, WorldCall, report_key, world_key
 
 # Workers of host b came between those of host a.
 MIXED = Published(7, (("worker-4", "a"), ("worker-2", "b"), ("worker-9", "a")), True, "rank 2 on host a joined")

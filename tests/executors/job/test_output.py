@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executors.agents.local.output import LONGEST_LINE, ConsoleSink, Lines, Output, say
 from executors.job.connection import Frames
+from executors.job.output import LONGEST_LINE, ConsoleSink, Lines, Output, say
 
 CHUNKS = st.lists(st.text("a\r\n", min_size=1).map(str.encode))
 

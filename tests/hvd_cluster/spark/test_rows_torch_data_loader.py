@@ -18,7 +18,7 @@ from row_feeds import batch, feed_of, inherited, never, opened, rows_of, shard_o
 
 from executors.api import ExecutorError
 from hvd_cluster.spark.rows import order
-from hvd_cluster.spark.rows.loader import epoch_of_last
+from hvd_cluster.spark.rows.torch_data_loader import epoch_of_last
 from tests.doc_blocks import blocks, execute
 
 torch = pytest.importorskip("torch")
@@ -204,8 +204,8 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 import hvd_cluster.spark
-from hvd_cluster.spark.rows.shard import Shard
-from hvd_cluster.spark.rows.loader import current_worker, introduce
+from hvd_cluster.spark.rows.batches import Shard
+from hvd_cluster.spark.rows.torch_data_loader import current_worker, introduce
 introduce(Shard)
 assert current_worker().count == 1
 """

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.spark.rows.loader import EpochLog, LoaderWorker, RowBatch, current_worker, introduce
 from hvd_cluster.spark.rows.order import Indices, Window, growing, mixed, own_batches
 from hvd_cluster.spark.rows.row_stream import ALIGNMENT, Form, RowReader
+from hvd_cluster.spark.rows.torch_data_loader import EpochLog, LoaderWorker, RowBatch, current_worker, introduce
 
 Windows = Callable[[], Iterator[Sequence[Any]]]
 Pack = Callable[[Sequence[Any]], Any]
