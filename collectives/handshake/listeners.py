@@ -18,11 +18,12 @@ from typing import Any
 
 from collectives.api import HorovodInternalError, PeerLostError, SettingsError
 from collectives.handshake.dial import family_of
-from collectives.handshake.frames import REFUSAL, FrameReader, nonce, unseal
-from collectives.handshake.hello import Hello, LocalEnd, unpack_hello
+from collectives.handshake.hello import Hello, LocalEnd, Peer, unpack_hello
 from collectives.net import descriptors
+from collectives.net.frames import LONGEST_HELLO, REFUSAL, nonce, unseal
 from collectives.net.sockets import end_in_silence
 from collectives.net.strangers import RareWarnings, Strangers
+from collectives.net.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,6 @@ class Listeners:
         return listener
 
 
-HELLO_BYTES = 1 << 16
 MOST_CANDIDATES = 64
 LEAST_CANDIDATES = 4
 LACK_SECONDS = 0.5
@@ -108,20 +108,15 @@ class FatalHelloError(ValueError):
 
 @dataclass(slots=True)
 class _Candidate:
-    sock: socket.socket
+    wire: Wire
     challenge: bytes = field(default_factory=nonce)
-    reader: FrameReader = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.reader = FrameReader(self.sock, HELLO_BYTES)
 
 
 class Candidates:
     """Accepts connections of ``listeners``, reads their hellos, and calls ``admit`` for each authentic one.
 
-    ``admit`` gets the connection, the hello, and the nonce that its sender expects in the answers. ``poller`` is that
-    of the owner, who calls :meth:`attend` for each ready descriptor. ``expected`` is the number of ranks that will
-    come.
+    ``poller`` is that of the owner, who calls :meth:`attend` for each ready descriptor. ``expected`` is the number of
+    ranks that will come.
     """
 
     def __init__(
@@ -130,7 +125,7 @@ class Candidates:
         listeners: Listeners,
         poller: select.poll,
         expected: int,
-        admit: Callable[[socket.socket, Hello, bytes], None],
+        admit: Callable[[Peer], None],
     ) -> None:
         self._end = end
         self._listeners = listeners
@@ -145,7 +140,7 @@ class Candidates:
     def close(self) -> None:
         """Close the connections."""
         for candidate in self._waiting.values():
-            candidate.sock.close()
+            candidate.wire.sock.close()
 
     def next_look(self) -> float:
         """When :meth:`make_room` must be called at the latest, in monotonic seconds."""
@@ -172,7 +167,7 @@ class Candidates:
             if isinstance(error, FatalHelloError):
                 raise error.reason from None
             if descriptor in self._waiting:
-                _refuse(self._release(descriptor).sock)
+                _refuse(self._release(descriptor))
             self.warn("a connection", f": {error}")
 
     def warn(self, what: str, why: str) -> None:
@@ -192,12 +187,12 @@ class Candidates:
         """Close a connection, unless its hello has come in the meantime."""
         self.attend(descriptor)
         if descriptor in self._waiting:
-            self._release(descriptor).sock.close()
+            self._release(descriptor).close()
 
-    def _release(self, descriptor: int) -> _Candidate:
+    def _release(self, descriptor: int) -> socket.socket:
         self._poller.unregister(descriptor)
         self._strangers.discard(descriptor)
-        return self._waiting.pop(descriptor)
+        return self._waiting.pop(descriptor).wire.sock
 
     def _accept(self, descriptor: int) -> None:
         try:
@@ -211,7 +206,7 @@ class Candidates:
         if sock is not None:
             descriptors.make_room_after(sock.fileno())
             self._lacking_since = None
-            candidate = self._waiting[sock.fileno()] = _Candidate(sock)
+            candidate = self._waiting[sock.fileno()] = _Candidate(Wire(sock, self._end.attempt, LONGEST_HELLO))
             self._strangers.add(sock.fileno(), time.monotonic())
             self._poller.register(sock, select.POLLIN)
             end_in_silence(sock, self._end.heartbeat)
@@ -232,13 +227,14 @@ class Candidates:
             raise FatalHelloError(error)
 
     def _hear(self, candidate: _Candidate) -> None:
-        frame = candidate.reader.read()
+        frame = candidate.wire.read()
         if frame is None:
             return
         hello, nonce, listener = unpack_hello(unseal(self._end.secret, candidate.challenge, frame))
         if listener != self._listeners.entry["id"]:
             raise PeerLostError("the hello was meant for another process, which listened at this address before")
-        self._admit(self._release(candidate.sock.fileno()).sock, hello, nonce)
+        sock = self._release(candidate.wire.sock.fileno())
+        self._admit(Peer(Wire(sock, self._end.attempt), hello, nonce, self._end.secret))
 
 
 def _refuse(sock: socket.socket) -> None:

@@ -82,17 +82,6 @@ def listen(address: str, whom: str, advice: str = "") -> socket.socket:
         raise ExecutorError(f"the driver cannot listen on {address} for {whom} ({error}){advice}") from error
 
 
-def receive(sock: socket.socket, size: int, end: str) -> bytes:
-    """The next ``size`` bytes. Raises ConnectionAbortedError with the text ``end`` if the connection ends before."""
-    data = b""
-    while len(data) < size:
-        piece = sock.recv(size - len(data))
-        if not piece:
-            raise ConnectionAbortedError(end)
-        data += piece
-    return data
-
-
 STOP_SECONDS = 5.0
 """How long the coroutines may take to end."""
 

@@ -15,12 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from collectives.net.frames import Frames
 from executors.agents.local.output import Lines, Sinks
 from executors.agents.local.processes import Pipe, WorkerProcess
 from executors.api import WorkerError
 from executors.failures import Failure, kind_of_end
 from executors.job.arguments import resolve_seconds
-from executors.job.connection import Frames
 
 GRACE_SECONDS = 5.0
 # The time of a guard, or of an agent, beyond the grace: to kill the remaining processes and to see them end.

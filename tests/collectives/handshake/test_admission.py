@@ -13,9 +13,9 @@ from collectives.api import (
     PeerLostError,
     Timeouts,
 )
-from collectives.handshake import Hello, admission, frames, listeners
+from collectives.handshake import Hello, admission, listeners
 from collectives.handshake.hello import LocalEnd, pack_answer, pack_hello
-from collectives.net import strangers
+from collectives.net import frames, strangers
 from collectives.net.attempts import ConnectAttempt
 from collectives.store.memory import MemoryStore
 from tests.collectives.engine.job import PATIENCE
@@ -119,7 +119,7 @@ def test_an_oversized_frame_is_refused_before_it_is_read():
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE)
         sock.connect(msgpack.unpackb(store.get(KEY, PATIENCE))["unix"])
-        sock.sendall(frames.LENGTH.pack(listeners.HELLO_BYTES + 1))
+        sock.sendall(frames.LENGTH.pack(frames.LONGEST_HELLO + 1))
         challenge(sock)
         assert sock.recv(8) == frames.REFUSAL
         assert sock.recv(1) == b""
