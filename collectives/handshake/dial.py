@@ -15,6 +15,7 @@ from collectives.handshake.hello import LocalEnd, pack_answer, pack_farewell, pa
 from collectives.net import descriptors
 from collectives.net.attempts import ConnectAttempt, attempts
 from collectives.net.frames import NONCE_BYTES, nonce, seal, unseal
+from collectives.net.interfaces import family_of
 from collectives.net.sockets import end_in_silence
 from collectives.net.wire import Wire
 
@@ -185,11 +186,6 @@ def dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:
             if not end.attempt.remaining:
                 raise PeerLostError(f"rank {host} does not answer at {entry['tcp']}: {error}", [host]) from error
             end.attempt.wait({}, RETRY_SECONDS)
-
-
-def family_of(address: str) -> socket.AddressFamily:
-    """The family of an address of a network."""
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _check_descriptors(error: OSError, rank: int) -> None:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import msgpack
 
 from collectives.net.frames import Opener, Sealer, admit
+from collectives.net.interfaces import everywhere, listen
 from collectives.net.sockets import end_in_silence
 from collectives.net.wire import introduce, receive_frame
-from collectives.store.server import everywhere
 from executors.api import ExecutorError, JobSecret
 from executors.job.server import STOP_SECONDS, Reception, ServerThread
 
@@ -119,10 +119,8 @@ class PresenceServer:
     def start(self) -> int:
         """Listen on all addresses of this host, and return the port. Raises ExecutorError."""
         host = everywhere()
-        is_dual = ":" in host
-        family = socket.AF_INET6 if is_dual else socket.AF_INET
         try:
-            listener = socket.create_server((host, 0), family=family, dualstack_ipv6=is_dual)
+            listener = listen(host)
         except OSError as error:
             raise ExecutorError(f"the compute service cannot listen on {host} ({error})") from error
         port: int = listener.getsockname()[1]

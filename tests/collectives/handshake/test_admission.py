@@ -102,7 +102,7 @@ def test_a_hello_that_has_come_counts_though_its_connection_is_too_old(monkeypat
             waiting = admitting._candidates
             waiting._strangers.capacity = 1
             waiting.make_room()
-            for listener in admitting._listeners.descriptors:
+            for listener in admitting._listeners.by_descriptor:
                 waiting.attend(listener)
             hello = pack_hello(Hello(1, 2, "node"), b"n" * 32, admitting.entry["id"])
             send(sock, frames.seal(SECRET, challenge(sock), hello))
