@@ -31,7 +31,7 @@ from collectives.controller.messages import Message, Ready, Run, decode, encode
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.worker import Worker
 from collectives.net import relay
-from collectives.net.sockets import HEADER
+from collectives.net.frames import HEADER_BYTES
 
 HOST_RANKS = 8
 PARAMETERS = Parameters(cycle_time=1.0)
@@ -167,10 +167,10 @@ class Job:
         work.seconds += time.thread_time() - begin
         if sender != COORDINATOR:
             work.received += 1
-            work.bytes_in += HEADER.size + len(frame[1])
+            work.bytes_in += HEADER_BYTES + len(frame[1])
         for told, ranks, answer, frames in sent:
             work.sent += len(frames)
-            work.bytes_out += sum(HEADER.size + len(data) for data in frames)
+            work.bytes_out += sum(HEADER_BYTES + len(data) for data in frames)
             yield told, ranks, answer
 
     def _by_host(self, ranks: Sequence[int]) -> list[tuple[Direct, list[int]]]:

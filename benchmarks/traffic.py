@@ -16,7 +16,8 @@ import hvd_cluster
 from benchmarks.gradients import resnet50
 from benchmarks.measure import add_json_argument, tabulate
 from collectives.controller.messages import Leave, Left, Message, Ready, Run, Stop, decode
-from collectives.net.sockets import HEADER, SocketChannel
+from collectives.net.frames import HEADER_BYTES
+from collectives.net.sockets import SocketChannel
 
 COORDINATOR = 0
 
@@ -60,7 +61,7 @@ def count_messages() -> Traffic:
         message = decode(data)
         if not isinstance(message, Leave | Stop | Left):  # of another rank that has shut down already
             traffic[rank, kind_of(message), "messages"] += 1
-            traffic[rank, kind_of(message), "bytes"] += HEADER.size + len(data)
+            traffic[rank, kind_of(message), "bytes"] += HEADER_BYTES + len(data)
         send(channel, rank, data)
 
     SocketChannel.send = counting_send  # type: ignore[method-assign]

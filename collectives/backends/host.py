@@ -14,6 +14,7 @@ from collectives.backends.base import Backend, Group
 from collectives.backends.completion import DONE, Completion
 from collectives.backends.memory import HostMemory
 from collectives.buffers import Buffer, host_arrays, host_bytes
+from collectives.kernels.reduction import Reduction, reduction
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -44,7 +45,7 @@ class HostBackend(Backend):
         postscale: float = 1.0,
     ) -> Completion:
         inputs, outputs = host_arrays(sources), host_arrays(destinations)
-        self.allreduce_arrays(inputs, outputs, sources[0].dtype, op, prescale, postscale)
+        self.allreduce_arrays(inputs, outputs, reduction(sources[0].dtype, op, prescale, postscale))
         return DONE
 
     @override
@@ -58,7 +59,7 @@ class HostBackend(Backend):
         postscale: float = 1.0,
     ) -> Completion:
         inputs, outputs = host_arrays(sources), host_arrays(destinations)
-        self.reducescatter_arrays(inputs, outputs, counts, sources[0].dtype, op, prescale, postscale)
+        self.reducescatter_arrays(inputs, outputs, counts, reduction(sources[0].dtype, op, prescale, postscale))
         return DONE
 
     @override
@@ -89,27 +90,12 @@ class HostBackend(Backend):
         return DONE
 
     @abstractmethod
-    def allreduce_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
         """Do :meth:`Backend.allreduce` on arrays."""
 
     @abstractmethod
     def reducescatter_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        counts: Sequence[int],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
     ) -> None:
         """Do :meth:`Backend.reducescatter` on arrays."""
 

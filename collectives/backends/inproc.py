@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError, override
+from collectives.api import CollectiveTimeoutError, EngineError, PeerLostError, ShutDownError, override
 from collectives.backends.base import Group, OffersVote, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
-from collectives.kernels.reduction import reduce_arrays
+from collectives.backends.transport import parts
+from collectives.kernels.reduction import Reduction
 from collectives.kernels.segments import Segments
 
 SLICE_SECONDS = 0.005
@@ -174,35 +174,19 @@ class InprocBackend(HostBackend, OffersVote):
         self._timeout = timeout
         self._step = 0
 
-    def allreduce_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
-        call = ("allreduce", tuple(source.size for source in sources), dtype, op, prescale, postscale)
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
+        call = ("allreduce", tuple(source.size for source in sources), how)
         members = self._exchange(call, [source.copy() for source in sources])
         for index, destination in enumerate(destinations):
-            reduce_arrays(destination, [member[index] for member in members], dtype, op, prescale, postscale)
+            how.combine_silently(destination, [member[index] for member in members])
 
     def reducescatter_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        counts: Sequence[int],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
     ) -> None:
-        call = ("reducescatter", tuple(counts), dtype, op, prescale, postscale)
-        members = self._exchange(call, np.concatenate(sources))
-        mine = _parts(counts)[self.rank]
-        result = np.empty(counts[self.rank], dtype.storage)
-        reduce_arrays(result, [member[mine] for member in members], dtype, op, prescale, postscale)
+        members = self._exchange(("reducescatter", tuple(counts), how), np.concatenate(sources))
+        mine = parts(counts)[self.rank]
+        result = np.empty(counts[self.rank], how.dtype.storage)
+        how.combine_silently(result, [member[mine] for member in members])
         Segments(destinations).write(0, result)
 
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
@@ -216,8 +200,7 @@ class InprocBackend(HostBackend, OffersVote):
     def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
-        parts = _parts(send_counts)
-        members = self._exchange(("alltoall",), [source[part].copy() for part in parts])
+        members = self._exchange(("alltoall",), [source[part].copy() for part in parts(send_counts)])
         np.concatenate([member[self.rank] for member in members], out=destination)
 
     def wait_for_all(self) -> None:
@@ -242,8 +225,3 @@ class InprocBackend(HostBackend, OffersVote):
         except Exception as error:
             self._shared.fail(self.group, error)
             raise
-
-
-def _parts(counts: Sequence[int]) -> list[slice]:
-    """The place of each member's part in a buffer that holds ``counts[r]`` elements for member r, in rank order."""
-    return [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]

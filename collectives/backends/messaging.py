@@ -31,12 +31,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from collectives.api import DType, ReduceOp, override
+from collectives.api import DType, override
 from collectives.backends.base import OnWait
 from collectives.backends.host import Array, Bytes, HostBackend, Workspace
 from collectives.backends.phases import phase
 from collectives.backends.transport import Transport, parts
-from collectives.kernels.reduction import reduce_arrays, scale_array
+from collectives.kernels.reduction import Reduction, scale_array
 from collectives.kernels.segments import Segments
 
 DIRECT = 1 << 16
@@ -61,50 +61,35 @@ class MessagingBackend(HostBackend):
         self._outgoing, self._incoming = Workspace(), Workspace()
         self._piece = max(PIECE, DIRECT * self.size)
 
-    def allreduce_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
         self._transport.check()
         pairs = [pair for pair in zip(sources, destinations, strict=True) if pair[0].size]
         if not pairs:
             return
         count = sum([source.size for source, _ in pairs])
-        if count * dtype.itemsize <= DIRECT:
-            self._reduce_direct(pairs, count, dtype, op, prescale, postscale)
-        elif self._transport.reduces(dtype, op):
-            self._reduce_natively(pairs, dtype, op, prescale, postscale)
+        if count * how.dtype.itemsize <= DIRECT:
+            self._reduce_direct(pairs, count, how)
+        elif self._transport.reduces(how.dtype, how.op):
+            self._reduce_natively(pairs, how)
         else:
-            self._reduce_slices(pairs, count, dtype, op, prescale, postscale)
+            self._reduce_slices(pairs, count, how)
 
     def reducescatter_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        counts: Sequence[int],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
     ) -> None:
         self._transport.check()
         source, destination = Segments(sources), Segments(destinations)
-        step = self._piece // dtype.itemsize // self.size
+        step = self._piece // how.dtype.itemsize // self.size
         if max(counts) > step:
             step //= 2  # Packed data should stay in the cache.
         for start in range(0, max(counts), step):
             lengths = [_clip(count - start, step) for count in counts]
-            received = self._scatter(source, [part.start + start for part in parts(counts)], lengths, dtype)
+            received = self._scatter(source, [part.start + start for part in parts(counts)], lengths, how.dtype)
             if received.size:
                 rows = self._rows(received)
                 whole = destination.view(start, start + rows.shape[1])
                 result = rows[0] if whole is None else whole
-                self._combine(result, rows, dtype, op, prescale, postscale)
+                self._combine(result, rows, how)
                 if whole is None:
                     destination.write(start, result)
 
@@ -160,52 +145,48 @@ class MessagingBackend(HostBackend):
     def phased(self) -> Sequence[object]:
         return self, self._transport
 
-    def _reduce_direct(
-        self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
+    def _reduce_direct(self, pairs: Pairs, count: int, how: Reduction) -> None:
         """One step, (P - 1) S bytes: every member gets all data."""
-        outgoing = self._outgoing.take(count * self.size, dtype)
-        received = self._incoming.take(count * self.size, dtype)
+        outgoing = self._outgoing.take(count * self.size, how.dtype)
+        received = self._incoming.take(count * self.size, how.dtype)
         packed = outgoing[:count]
         self._pack(pairs, packed)
         self._rows(outgoing)[1:] = packed
         self._exchange(outgoing, received)
         result = pairs[0][1] if len(pairs) == 1 else packed
-        self._combine(result, self._rows(received), dtype, op, prescale, postscale)
+        self._combine(result, self._rows(received), how)
         if result is packed:
             _segments(pairs)[1].write(0, packed)
 
-    def _reduce_natively(self, pairs: Pairs, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> None:
+    def _reduce_natively(self, pairs: Pairs, how: Reduction) -> None:
         """By the transport: once for each long array, in place, and once for each piece of the others, packed."""
         limit = ALONE if len(pairs) > 1 else 0
         for source, destination in pairs:
             if source.nbytes > limit:
-                scale_array(source, destination, dtype, prescale)
-                self._transport.allreduce(destination, op)
-                scale_array(destination, destination, dtype, postscale)
+                scale_array(source, destination, how.dtype, how.prescale)
+                self._transport.allreduce(destination, how.op)
+                scale_array(destination, destination, how.dtype, how.postscale)
         fused = [pair for pair in pairs if pair[0].nbytes <= limit]
         inputs, outputs = _segments(fused)
-        for start, count in _pieces(len(inputs), self._piece // dtype.itemsize):
-            packed = self._outgoing.take(count, dtype)
+        for start, count in _pieces(len(inputs), self._piece // how.dtype.itemsize):
+            packed = self._outgoing.take(count, how.dtype)
             inputs.read(start, packed)
-            scale_array(packed, packed, dtype, prescale)
-            self._transport.allreduce(packed, op)
-            scale_array(packed, packed, dtype, postscale)
+            scale_array(packed, packed, how.dtype, how.prescale)
+            self._transport.allreduce(packed, how.op)
+            scale_array(packed, packed, how.dtype, how.postscale)
             outputs.write(start, packed)
 
-    def _reduce_slices(
-        self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
+    def _reduce_slices(self, pairs: Pairs, count: int, how: Reduction) -> None:
         """P steps, 2 S (P - 1) / P bytes: each member reduces one slice, all of them padded to one length."""
         source, destination = _segments(pairs)
-        for start, length in _pieces(count, self._piece // dtype.itemsize):
+        for start, length in _pieces(count, self._piece // how.dtype.itemsize):
             share = -(-length // self.size)
-            packed = self._outgoing.take(share * self.size, dtype)
-            received = self._incoming.take(share * self.size, dtype)
+            packed = self._outgoing.take(share * self.size, how.dtype)
+            received = self._incoming.take(share * self.size, how.dtype)
             source.read(start, packed[:length])
             packed[length:] = 0
             self._exchange(packed, received)
-            self._combine(received[:share], self._rows(received), dtype, op, prescale, postscale)
+            self._combine(received[:share], self._rows(received), how)
             self._transport.allgather(_bytes(received[:share]), _bytes(packed))
             destination.write(start, packed[:length])
 
@@ -273,8 +254,8 @@ class MessagingBackend(HostBackend):
 
     @staticmethod
     @phase("combine")
-    def _combine(result: Array, rows: Array, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> None:
-        reduce_arrays(result, [*rows], dtype, op, prescale, postscale)
+    def _combine(result: Array, rows: Array, how: Reduction) -> None:
+        how.combine_silently(result, [*rows])
 
     def _rows(self, flat: Array) -> Array:
         return flat.reshape(self.size, flat.size // self.size)

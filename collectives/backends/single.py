@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from collectives.api import DType, ReduceOp, ShutDownError, override
+from collectives.api import DType, ShutDownError, override
 from collectives.backends.base import Bootstrap, Group, OffersVote, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
-from collectives.kernels.reduction import reduce_arrays, scale_array
+from collectives.kernels.reduction import Reduction, scale_array
 from collectives.kernels.segments import Segments
 from collectives.net.attempts import ConnectAttempt
 
@@ -39,34 +39,19 @@ class SingleBackend(HostBackend, OffersVote):
         super().__init__(group)
         self._error: Exception | None = None
 
-    def allreduce_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
         self._check()
         for source, destination in zip(sources, destinations, strict=True):
-            reduce_arrays(destination, (source,), dtype, op, prescale, postscale)
+            how.combine_silently(destination, (source,))
 
     def reducescatter_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        counts: Sequence[int],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
     ) -> None:
         self._check()
         source, start = Segments(sources), 0
         for destination in destinations:
             piece = source.gather(start, start + destination.size)
-            reduce_arrays(destination, (piece,), dtype, op, prescale, postscale)
+            how.combine_silently(destination, (piece,))
             start += destination.size
 
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:

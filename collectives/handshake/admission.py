@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import select
-import socket
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
 from collectives.handshake.dial import Callee
-from collectives.handshake.frames import FrameReader, Wire, seal
-from collectives.handshake.hello import Hello, LocalEnd, OtherWorldError, objection, pack_answer, unpack_answer
+from collectives.handshake.hello import LocalEnd, OtherWorldError, Peer, objection, unpack_answer
 from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, FatalHelloError, Listeners
 from collectives.net.attempts import ConnectAttempt
 
@@ -23,20 +20,6 @@ QUESTION, GO = False, True
 """Two answers of rank 0 to a rank that connects within its host: the time is over; all ranks have connected."""
 QUESTION_SECONDS = 0.25
 """How long rank 0 waits for replies to its question, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """An authenticated rank, and the nonce that it expects in the answers."""
-
-    wire: Wire
-    reader: FrameReader
-    hello: Hello
-    nonce: bytes
-
-    def answer(self, secret: bytes, value: object, error: BaseException | None = None) -> None:
-        """Send ``value``, or the ``error`` that keeps the ranks from connecting."""
-        self.wire.send(seal(secret, self.nonce, pack_answer(value, error)))
 
 
 class Admission:
@@ -82,7 +65,7 @@ class Admission:
 
     def _refuse(self, peer: Peer, error: BaseException) -> None:
         with suppress(OSError, HorovodInternalError):
-            peer.answer(self._end.secret, None, error)
+            peer.answer(None, error)
         peer.wire.sock.close()
 
     def admit_all(self) -> dict[int, Peer]:
@@ -103,7 +86,7 @@ class Admission:
         """Send ``value`` to all peers. The loss of one is noticed by the next wait, or by the watch of the channel."""
         for rank, peer in self._peers.items():
             try:
-                peer.answer(self._end.secret, value)
+                peer.answer(value)
             except TimeoutError as error:
                 text = f"rank {rank} did not read the answers of rank {self._end.hello.rank} in time"
                 raise CollectiveTimeoutError(f"{text}; its process may be stopped", [rank]) from error
@@ -153,7 +136,7 @@ class Admission:
         waiting = {self._peers[rank].wire.sock.fileno(): rank for rank in ranks}
         for rank in ranks:
             with suppress(OSError):
-                self._peers[rank].answer(self._end.secret, QUESTION)
+                self._peers[rank].answer(QUESTION)
         with ConnectAttempt(QUESTION_SECONDS) as attempt:
             while ready := attempt.wait(dict.fromkeys(waiting, select.POLLIN)):
                 for rank in [waiting.pop(descriptor) for descriptor in ready]:
@@ -162,7 +145,7 @@ class Admission:
 
     def _reply(self, rank: int) -> Exception | None:
         try:
-            frame = self._peers[rank].reader.read()
+            frame = self._peers[rank].wire.read()
             if frame is not None:
                 unpack_answer(frame)
         except (OSError, HorovodInternalError, SettingsError) as error:
@@ -171,7 +154,7 @@ class Admission:
 
     def _read(self, rank: int) -> bytes | None:
         try:
-            return self._peers[rank].reader.read()
+            return self._peers[rank].wire.read()
         except OSError as error:
             raise self._lost(rank, error) from error
 
@@ -181,7 +164,7 @@ class Admission:
         Such a rank does not know the missing ones.
         """
         try:
-            frame = self._peers[rank].reader.read()
+            frame = self._peers[rank].wire.read()
             if frame is not None:
                 unpack_answer(frame)
         except OSError as error:
@@ -220,12 +203,12 @@ class Admission:
                 raise self._reason_of(rank, self._absent)
         self._candidates.attend(descriptor)
 
-    def _admit(self, sock: socket.socket, hello: Hello, nonce: bytes) -> None:
-        peer = Peer(Wire(sock, self._end.attempt), FrameReader(sock), hello, nonce)
+    def _admit(self, peer: Peer) -> None:
+        hello = peer.hello
         reason = objection(hello, self._end.hello, self._missing)
         if reason is None:
             self._peers[hello.rank] = peer
-            self._poller.register(sock, select.POLLRDHUP)
+            self._poller.register(peer.wire.sock, select.POLLRDHUP)
             return
         self._refuse(peer, reason)
         if not isinstance(reason, OtherWorldError) or reason.is_later:

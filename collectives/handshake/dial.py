@@ -11,11 +11,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
-from collectives.handshake.frames import NONCE_BYTES, Wire, nonce, seal, unseal
 from collectives.handshake.hello import LocalEnd, pack_answer, pack_farewell, pack_hello, unpack_answer
 from collectives.net import descriptors
 from collectives.net.attempts import ConnectAttempt, attempts
+from collectives.net.frames import NONCE_BYTES, nonce, seal, unseal
+from collectives.net.interfaces import family_of
 from collectives.net.sockets import end_in_silence
+from collectives.net.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +133,12 @@ class Callee:
             raise
 
     def _read(self) -> Any:
-        return unpack_answer(unseal(self._end.secret, self._nonce, self._wire.receive()))
+        sealed = self._wire.receive()
+        try:
+            answer = unseal(self._end.secret, self._nonce, sealed)
+        except PermissionError as error:
+            raise PeerLostError(f"{error}, or refused this rank") from error
+        return unpack_answer(answer)
 
     def _reason_for_being_late(self) -> Exception:
         """Time is over. Only the other rank knows the missing ranks: tell it, and wait a moment for its reason."""
@@ -179,11 +186,6 @@ def dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:
             if not end.attempt.remaining:
                 raise PeerLostError(f"rank {host} does not answer at {entry['tcp']}: {error}", [host]) from error
             end.attempt.wait({}, RETRY_SECONDS)
-
-
-def family_of(address: str) -> socket.AddressFamily:
-    """The family of an address of a network."""
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _check_descriptors(error: OSError, rank: int) -> None:

@@ -13,6 +13,8 @@ from collectives.controller.errors import ErrorData, pack, unpack
 from collectives.controller.messages import Abort, decode, encode
 from collectives.cores import usable_numbers
 from collectives.net.attempts import ConnectAttempt
+from collectives.net.frames import seal
+from collectives.net.wire import Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,23 @@ def pack_answer(value: object, error: BaseException | None = None) -> bytes:
     """``value``, or the ``error`` that keeps the ranks from connecting."""
     packed: bytes = msgpack.packb((_error_fields(error), value if error is None else None))
     return packed
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A rank that has proved that it knows ``secret``, its hello, and the nonce that it expects in the answers.
+
+    The owner of the peer owns ``wire``.
+    """
+
+    wire: Wire
+    hello: Hello
+    nonce: bytes
+    secret: bytes
+
+    def answer(self, value: object, error: BaseException | None = None) -> None:
+        """Send ``value``, or the ``error`` that keeps the ranks from connecting."""
+        self.wire.send(seal(self.secret, self.nonce, pack_answer(value, error)))
 
 
 def pack_farewell(error: BaseException) -> bytes:

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectives.api import HorovodInternalError, PeerLostError, SettingsError
-from collectives.handshake.dial import family_of
-from collectives.handshake.frames import REFUSAL, FrameReader, nonce, unseal
-from collectives.handshake.hello import Hello, LocalEnd, unpack_hello
+from collectives.handshake.hello import Hello, LocalEnd, Peer, unpack_hello
 from collectives.net import descriptors
+from collectives.net.frames import LONGEST_HELLO, REFUSAL, nonce, unseal
+from collectives.net.interfaces import family_of
 from collectives.net.sockets import end_in_silence
 from collectives.net.strangers import RareWarnings, Strangers
+from collectives.net.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Listeners:
         self._address = address
         self._backlog = backlog
         self._within_host = within_host
-        self._by_descriptor: dict[int, socket.socket] = {}
+        self.by_descriptor: dict[int, socket.socket] = {}
 
     def __enter__(self) -> Listeners:
         name = f"\0hvd-cluster-{secrets.token_hex(16)}"
@@ -50,7 +51,7 @@ class Listeners:
             if self._within_host:
                 listeners.append(stack.enter_context(self._listen(socket.AF_UNIX, name)))
             stack.pop_all()
-        self._by_descriptor = {listener.fileno(): listener for listener in listeners}
+        self.by_descriptor = {listener.fileno(): listener for listener in listeners}
         self.entry = {
             "id": secrets.token_hex(8),
             "host": self._hello.host if self._within_host else "",
@@ -60,22 +61,8 @@ class Listeners:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for listener in self._by_descriptor.values():
+        for listener in self.by_descriptor.values():
             listener.close()
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Their descriptors."""
-        return list(self._by_descriptor)
-
-    def accept(self, descriptor: int) -> socket.socket | None:
-        """The next connection to one of them, None if there is none. Raises OSError."""
-        try:
-            sock, _ = self._by_descriptor[descriptor].accept()
-        except BlockingIOError:
-            return None
-        sock.setblocking(False)
-        return sock
 
     def _listen(self, family: int, address: Any) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -92,7 +79,6 @@ class Listeners:
         return listener
 
 
-HELLO_BYTES = 1 << 16
 MOST_CANDIDATES = 64
 LEAST_CANDIDATES = 4
 LACK_SECONDS = 0.5
@@ -108,20 +94,15 @@ class FatalHelloError(ValueError):
 
 @dataclass(slots=True)
 class _Candidate:
-    sock: socket.socket
+    wire: Wire
     challenge: bytes = field(default_factory=nonce)
-    reader: FrameReader = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.reader = FrameReader(self.sock, HELLO_BYTES)
 
 
 class Candidates:
     """Accepts connections of ``listeners``, reads their hellos, and calls ``admit`` for each authentic one.
 
-    ``admit`` gets the connection, the hello, and the nonce that its sender expects in the answers. ``poller`` is that
-    of the owner, who calls :meth:`attend` for each ready descriptor. ``expected`` is the number of ranks that will
-    come.
+    ``poller`` is that of the owner, who calls :meth:`attend` for each ready descriptor. ``expected`` is the number of
+    ranks that will come.
     """
 
     def __init__(
@@ -130,7 +111,7 @@ class Candidates:
         listeners: Listeners,
         poller: select.poll,
         expected: int,
-        admit: Callable[[socket.socket, Hello, bytes], None],
+        admit: Callable[[Peer], None],
     ) -> None:
         self._end = end
         self._listeners = listeners
@@ -145,7 +126,7 @@ class Candidates:
     def close(self) -> None:
         """Close the connections."""
         for candidate in self._waiting.values():
-            candidate.sock.close()
+            candidate.wire.sock.close()
 
     def next_look(self) -> float:
         """When :meth:`make_room` must be called at the latest, in monotonic seconds."""
@@ -164,7 +145,7 @@ class Candidates:
     def attend(self, descriptor: int) -> None:
         """Accept a connection, or read from one. Raises the reason of a FatalHelloError."""
         try:
-            if descriptor in self._listeners.descriptors:
+            if descriptor in self._listeners.by_descriptor:
                 self._accept(descriptor)
             elif descriptor in self._waiting:
                 self._hear(self._waiting[descriptor])
@@ -172,7 +153,7 @@ class Candidates:
             if isinstance(error, FatalHelloError):
                 raise error.reason from None
             if descriptor in self._waiting:
-                _refuse(self._release(descriptor).sock)
+                _refuse(self._release(descriptor))
             self.warn("a connection", f": {error}")
 
     def warn(self, what: str, why: str) -> None:
@@ -182,7 +163,7 @@ class Candidates:
     def _listen(self, may_listen: bool) -> None:
         if may_listen != self._is_listening:
             self._is_listening = may_listen
-            for descriptor in self._listeners.descriptors:
+            for descriptor in self._listeners.by_descriptor:
                 if may_listen:
                     self._poller.register(descriptor, select.POLLIN)
                 else:
@@ -192,53 +173,50 @@ class Candidates:
         """Close a connection, unless its hello has come in the meantime."""
         self.attend(descriptor)
         if descriptor in self._waiting:
-            self._release(descriptor).sock.close()
+            self._release(descriptor).close()
 
-    def _release(self, descriptor: int) -> _Candidate:
+    def _release(self, descriptor: int) -> socket.socket:
         self._poller.unregister(descriptor)
         self._strangers.discard(descriptor)
-        return self._waiting.pop(descriptor)
+        return self._waiting.pop(descriptor).wire.sock
 
     def _accept(self, descriptor: int) -> None:
         try:
-            sock = self._listeners.accept(descriptor)
+            sock = self._strangers.accept(self._listeners.by_descriptor[descriptor], time.monotonic())
         except OSError as error:
             if not descriptors.are_exhausted(error):
                 raise
-            if not descriptors.raise_limit():
-                self._pause(error)
+            self._await_descriptors(error)
             return
         if sock is not None:
-            descriptors.make_room_after(sock.fileno())
             self._lacking_since = None
-            candidate = self._waiting[sock.fileno()] = _Candidate(sock)
-            self._strangers.add(sock.fileno(), time.monotonic())
+            candidate = self._waiting[sock.fileno()] = _Candidate(Wire(sock, self._end.attempt, LONGEST_HELLO))
             self._poller.register(sock, select.POLLIN)
             end_in_silence(sock, self._end.heartbeat)
             sock.send(self._listeners.entry["id"].encode() + candidate.challenge, socket.MSG_NOSIGNAL)
 
-    def _pause(self, error: OSError) -> None:
-        """No descriptor is left: accept no other for a while, in which silent connections are closed.
+    def _await_descriptors(self, error: OSError) -> None:
+        """No descriptor is left: silent connections are closed.
 
         Without any connection to close, the lack ends the start of all ranks after some time.
         """
         self.warn("a connection", f": {descriptors.EXHAUSTED}")
-        now = time.monotonic()
-        self._strangers.pause(now)
         if self._waiting:
             return
+        now = time.monotonic()
         self._lacking_since = self._lacking_since or now
         if now > self._lacking_since + LACK_SECONDS:
             raise FatalHelloError(error)
 
     def _hear(self, candidate: _Candidate) -> None:
-        frame = candidate.reader.read()
+        frame = candidate.wire.read()
         if frame is None:
             return
         hello, nonce, listener = unpack_hello(unseal(self._end.secret, candidate.challenge, frame))
         if listener != self._listeners.entry["id"]:
             raise PeerLostError("the hello was meant for another process, which listened at this address before")
-        self._admit(self._release(candidate.sock.fileno()).sock, hello, nonce)
+        sock = self._release(candidate.wire.sock.fileno())
+        self._admit(Peer(Wire(sock, self._end.attempt), hello, nonce, self._end.secret))
 
 
 def _refuse(sock: socket.socket) -> None:

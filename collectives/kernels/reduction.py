@@ -23,27 +23,18 @@ import numpy as np
 from collectives.api import DType, EngineError, InvalidRequestError, ReduceOp
 from collectives.kernels.conversion import CHUNK, Array, Conversion, Float32, conversion
 
-__all__ = ["CHUNK", "INTEGERS", "Reduction", "narrow", "reduce_arrays", "reduction", "scale_array", "widen"]
+__all__ = ["CHUNK", "INTEGERS", "Reduction", "narrow", "reduction", "scale_array", "widen"]
 
 Scale = Callable[[Array, Array, float], None]
 
 KEPT_REDUCTIONS = 1 << 8
 
 
-@np.errstate(all="ignore")
-def reduce_arrays(
-    out: Array, inputs: Sequence[Array], dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
-) -> None:
-    """out = postscale * op(prescale * inputs[0], prescale * inputs[1], ...), left to right.
-
-    ``out`` may be the same memory as any of the inputs. Two unscaled inputs of a type that needs no widening cost one
-    ufunc call and no temporary.
-    """
-    reduction(dtype, op, prescale, postscale).combine(out, inputs)
-
-
 class Reduction:
-    """:func:`reduce_arrays`, prepared for many calls; unlike that function, it may warn of overflow."""
+    """postscale * op(prescale * inputs[0], prescale * inputs[1], ...) of elements of ``dtype``, left to right.
+
+    Two unscaled inputs of a type that needs no widening cost one ufunc call and no temporary.
+    """
 
     def __init__(self, dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
         averages = op is ReduceOp.AVERAGE and dtype in INTEGERS
@@ -57,29 +48,35 @@ class Reduction:
         if dtype is DType.BOOL and not prescale == postscale == 1.0:
             raise _bool_scaling(prescale, postscale)
         self.dtype = dtype
+        self.op = op
+        self.prescale = prescale
+        self.postscale = postscale
         self._is_half = conversion(dtype.label) is not None
         self._kernel = kernel
         self._ufunc = combine
-        self._prescale = prescale
-        self._postscale = postscale
         self._averages = averages
         self._folds = kernel.native and prescale == 1.0
 
+    @np.errstate(all="ignore")
+    def combine_silently(self, out: Array, inputs: Sequence[Array]) -> None:
+        """The same as :meth:`combine`, without a warning."""
+        self.combine(out, inputs)
+
     def combine(self, out: Array, inputs: Sequence[Array]) -> None:
-        """out = the scaled combination of ``inputs``, any of which may be ``out``."""
+        """out = the scaled combination of ``inputs``, any of which may be ``out``. It may warn of overflow."""
         if self._is_half:
-            _combine_halves(_conversion(self.dtype), self._ufunc, out, inputs, self._prescale, self._postscale)
+            _combine_halves(_conversion(self.dtype), self._ufunc, out, inputs, self.prescale, self.postscale)
         elif not self._folds:
             store = partial(_store_average, len(inputs)) if self._averages else self._kernel.store
-            _accumulate(self._kernel, self._ufunc, out, inputs, self._prescale, self._postscale, store)
-        elif len(inputs) == 2 and (self._postscale == 1.0 or out.size <= CHUNK):
+            _accumulate(self._kernel, self._ufunc, out, inputs, self.prescale, self.postscale, store)
+        elif len(inputs) == 2 and (self.postscale == 1.0 or out.size <= CHUNK):
             self._ufunc(inputs[0], inputs[1], out=out)
-            if self._postscale != 1.0:
-                self._kernel.store(out, out, self._postscale)
+            if self.postscale != 1.0:
+                self._kernel.store(out, out, self.postscale)
         elif len(inputs) == 1 and out.size <= CHUNK:
-            self._kernel.store(inputs[0], out, self._postscale)
+            self._kernel.store(inputs[0], out, self.postscale)
         else:
-            _fold(self._kernel, self._ufunc, out, inputs, self._postscale)
+            _fold(self._kernel, self._ufunc, out, inputs, self.postscale)
 
 
 reduction = lru_cache(maxsize=KEPT_REDUCTIONS)(Reduction)

@@ -14,10 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from collectives.net import descriptors
+from collectives.net.interfaces import BACKLOG
 from collectives.net.strangers import MOST, PAUSE, RareWarnings, Strangers
-
-BACKLOG = 4096
-"""The number of connections that may wait in the kernel until there is room for them; the kernel may allow fewer."""
 
 logger = logging.getLogger(__name__)
 
@@ -133,15 +131,14 @@ class Acceptor:
     def _accept(self) -> None:
         """Accept one connection: in a burst, those accepted before authenticate in the meantime."""
         try:
-            sock, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
+            sock = self._strangers.accept(self._listener, self._loop.time())
         except OSError as error:
-            self._pause(error)
+            reason = descriptors.EXHAUSTED if descriptors.are_exhausted(error) else "the listening socket refuses"
+            self.warn("%s cannot accept a connection: %s (%s)", self._name, reason, error)
+            self._update()
             return
-        sock.setblocking(False)
-        descriptors.make_room_after(sock.fileno())
-        self._strangers.add(sock.fileno(), self._loop.time())
+        if sock is None:
+            return
         task = self._loop.create_task(self._loop.connect_accepted_socket(self._protocol, sock))
         self._connecting.add(task)
         task.add_done_callback(functools.partial(self._connected, sock.fileno()))
@@ -156,14 +153,6 @@ class Acceptor:
             self._strangers.discard(descriptor)
         elif descriptor in self._strangers and not task.result()[0].is_closing():
             self._transports[descriptor] = task.result()[0]
-
-    def _pause(self, error: OSError) -> None:
-        if descriptors.are_exhausted(error) and descriptors.raise_limit():
-            return
-        reason = descriptors.EXHAUSTED if descriptors.are_exhausted(error) else "the listening socket refuses"
-        self.warn("%s cannot accept a connection: %s (%s)", self._name, reason, error)
-        self._strangers.pause(self._loop.time())
-        self._update()
 
 
 def _has_unread(descriptor: int) -> bool:

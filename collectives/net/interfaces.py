@@ -1,7 +1,8 @@
-"""The network interfaces of this host."""
+"""The network interfaces of this host, and sockets that listen at their addresses."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import socket
 import struct
@@ -10,6 +11,11 @@ from pathlib import Path
 from collectives.api import SettingsError
 
 LOOPBACK = "127.0.0.1"
+ANY = "::"
+"""All addresses of this host, those of IPv4, too."""
+NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+BACKLOG = 4096
+"""The number of connections that may wait in the kernel until there is room for them; the kernel may allow fewer."""
 SIOCGIFADDR = 0x8915  # netdevice(7)
 NAME_BYTES = 15
 IPV6 = Path("/proc/net/if_inet6")
@@ -18,6 +24,29 @@ LINK_SCOPE = 0x20
 """The scope of an address that cannot be used without the name of an interface, which differs from host to host."""
 UNUSABLE = 0x08 | 0x40
 """The flags of an address that another host has, too, or may have."""
+
+
+def everywhere() -> str:
+    """The host for a server that clients of either family reach at any address of this host."""
+    return ANY if socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """The family of an address of a network."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens on ``host``, an address or ANY. Raises OSError, also for a text that is no address."""
+    is_any = host == ANY and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server((host, port), family=family_of(host), backlog=BACKLOG, dualstack_ipv6=is_any)
+    except UnicodeError as error:
+        raise OSError(f"no such address ({error})") from None
+    except OSError as error:
+        if is_any and error.errno in NO_IPV6:
+            return listen("0.0.0.0", port)
+        raise
 
 
 def names() -> list[str]:

@@ -1,7 +1,6 @@
 """The channel among processes: stream sockets, Unix within a host and TCP between hosts, authenticated by the secret.
 
-A frame is a length (4 bytes, big-endian) and that many bytes. Linux only: abstract Unix sockets, eventfd, POLLRDHUP,
-TCP_USER_TIMEOUT.
+Linux only: abstract Unix sockets, eventfd, POLLRDHUP, TCP_USER_TIMEOUT.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from contextlib import suppress
 
 from collectives.api import EngineError, override
 from collectives.net.channel import Channel
+from collectives.net.frames import Frames, frame
 
-HEADER = struct.Struct(">I")
 CREDENTIALS = struct.Struct("iii")
 """Process, user and group; see unix(7)."""
 LARGEST_FRAME = 1 << 28
@@ -59,7 +58,7 @@ class Connection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.ended = False
         self._socket = sock
-        self._unread = bytearray()
+        self._frames = Frames(LARGEST_FRAME)
         self.unsent = bytearray()
 
     def fileno(self) -> int:
@@ -76,11 +75,11 @@ class Connection:
 
     def send(self, data: bytes) -> None:
         """Send a frame; keep for :meth:`flush` what the kernel does not accept. A dead peer is not reported here."""
-        frame = HEADER.pack(len(data)) + data
+        whole = frame(data)
         if self.unsent:
-            self.unsent += frame
+            self.unsent += whole
         else:
-            self.unsent += frame[self._try_send(frame) :]
+            self.unsent += whole[self._try_send(whole) :]
 
     def flush(self) -> None:
         """Send the kept data, as far as the kernel accepts it."""
@@ -110,11 +109,14 @@ class Connection:
         data = self._read()
         if not data:
             return []
-        self._unread += data
-        while len(data) == READ_SIZE:
-            data = self._read()
-            self._unread += data
-        return self._frames()
+        try:
+            frames = self._frames.feed(data)
+            while len(data) == READ_SIZE:
+                data = self._read()
+                frames += self._frames.feed(data)
+        except PermissionError as error:
+            raise self._nonsense(error) from error
+        return frames
 
     def _read(self) -> bytes:
         if self.ended:
@@ -128,26 +130,11 @@ class Connection:
         self.ended = not data
         return data
 
-    def _frames(self) -> list[bytes]:
-        frames = []
-        start = 0
-        while len(self._unread) >= start + HEADER.size:
-            (length,) = HEADER.unpack_from(self._unread, start)
-            if length > LARGEST_FRAME:
-                raise self._nonsense(length)
-            stop = start + HEADER.size + length
-            if len(self._unread) < stop:
-                break
-            frames.append(bytes(self._unread[start + HEADER.size : stop]))
-            start = stop
-        del self._unread[:start]
-        return frames
-
-    def _nonsense(self, length: int) -> EngineError:
+    def _nonsense(self, error: PermissionError) -> EngineError:
         """Stop reading; the reason can still be sent to the peer."""
         self.ended = True
         self._shut_down(socket.SHUT_RD)
-        return EngineError(f"a frame of {length} bytes is refused; at most {LARGEST_FRAME} are allowed")
+        return EngineError(str(error))
 
     def hang_up(self) -> None:
         """Signal the peer's watch that this end is done; sent data still arrives."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import time
 from collections.abc import Callable
 
@@ -75,6 +76,25 @@ class Strangers:
     def is_full(self) -> bool:
         """Whether no other one may come now."""
         return len(self._since) >= self.capacity
+
+    def accept(self, listener: socket.socket, now: float) -> socket.socket | None:
+        """The next connection to ``listener``, now one of the strangers; None if it has gone.
+
+        Raises OSError, mostly for want of a descriptor; then no other one may come for a moment.
+        """
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return None
+        except OSError as error:
+            if descriptors.are_exhausted(error) and descriptors.raise_limit():
+                return None
+            self.pause(now)
+            raise
+        sock.setblocking(False)
+        descriptors.make_room_after(sock.fileno())
+        self.add(sock.fileno(), now)
+        return sock
 
     def add(self, descriptor: int, now: float) -> None:
         """A connection has come. An earlier one with the same descriptor has ended."""

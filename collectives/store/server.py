@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import logging
 import socket
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from collectives.api import SettingsError
+from collectives.net.interfaces import listen
 from collectives.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -25,17 +25,7 @@ _log = logging.getLogger(__name__)
 
 _BODY_LIMIT = 16 << 20
 _WAIT_LIMIT = 60.0
-_BACKLOG = 4096
 _START_TIMEOUT = 30.0
-
-ANY = "::"
-"""All addresses of this host, those of IPv4, too."""
-NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-
-
-def everywhere() -> str:
-    """The host for a server that clients of either family reach at any address of this host."""
-    return ANY if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 class RendezvousServer:
@@ -165,13 +155,9 @@ def _check_arguments(secret: bytes, host: str, port: int) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    is_any = host == ANY and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_any)
-    except (OSError, UnicodeError) as error:
-        if is_any and isinstance(error, OSError) and error.errno in NO_IPV6:
-            return _listen("0.0.0.0", port)
+        return listen(host, port)
+    except OSError as error:
         raise SettingsError(
             f"the rendezvous server cannot listen on {host} port {port} ({error}); "
             "name an address of this host, and a port that is free or 0"

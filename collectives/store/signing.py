@@ -1,10 +1,9 @@
 """Signatures of requests and answers, and the memory that refuses replays. Pure: no clock, no socket.
 
 A request is signed with HMAC-SHA256 over method, path with query, challenge, timestamp, nonce and the SHA-256 of its
-body; an answer over status, the nonce of its request and the SHA-256 of its body. Every field is preceded by its
-length, so no two different messages are signed as the same bytes. The digest travels in a header, so that a message is
-known to be authentic before its body is read. Nothing is encrypted: an observer of the traffic can read it, but cannot
-change it, replay it, or answer in place of the server.
+body; an answer over status, the nonce of its request and the SHA-256 of its body. The digest of the body travels in a
+header, so that a message is known to be authentic before its body is read. Nothing is encrypted: an observer of the
+traffic can read it, but cannot change it, replay it, or answer in place of the server.
 
 No clock of a host takes part. The *challenge* is a random number of one run of the server, and a timestamp is the
 monotonic time of that run, in seconds. A client asks for both, and counts on from there (:class:`ServerTime`). So a
@@ -20,6 +19,8 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from collectives.net import frames
 
 CHALLENGE = "x-rendezvous-challenge"
 TIMESTAMP = "x-rendezvous-timestamp"
@@ -192,13 +193,8 @@ def _compare(headers: Mapping[str, str], expected: str) -> None:
 
 
 def _hmac(secret: bytes, *fields: str) -> str:
-    # HMAC fills a short key up with zeros: without hashing it first, b"k" and b"k\0" would be one secret.
-    code = hmac.new(hashlib.sha256(secret).digest(), digestmod=hashlib.sha256)
-    for field in fields:
-        # A path from the network can hold bytes that are not UTF-8; servers pass them on as surrogates.
-        raw = field.encode("utf-8", "surrogateescape")
-        code.update(len(raw).to_bytes(8, "big") + raw)
-    return code.hexdigest()
+    # A path from the network can hold bytes that are not UTF-8; servers pass them on as surrogates.
+    return frames.digest(secret, *(field.encode("utf-8", "surrogateescape") for field in fields)).hex()
 
 
 def _digest(body: bytes) -> str:

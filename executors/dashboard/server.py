@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from collectives.api import override
 from collectives.net.acceptor import Acceptor
+from collectives.net.interfaces import listen
 from executors.dashboard.picture import Address
 from executors.job.server import ServerThread, Started
 
@@ -187,11 +188,7 @@ class DashboardServer:
 
     def start(self) -> None:
         """Serve from now on. Raises OSError where the address cannot be had, and ExecutorError."""
-        family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
-        try:
-            listener = socket.create_server((self._address.host, self._address.port), family=family)
-        except UnicodeError as error:
-            raise OSError(f"no such address ({error})") from None
+        listener = listen(self._address.host, self._address.port)
         self._port = listener.getsockname()[1]
         self._thread.start(listener)
         self._is_serving = True

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # on Python 3.10 this is not the builtin one
 from typing import Any
 
+from collectives.net import interfaces
 from collectives.net.acceptor import Acceptor, streams
 from executors.api import ExecutorError
 
@@ -75,22 +76,10 @@ async def until_stopped(started: Started) -> None:
 
 def listen(address: str, whom: str, advice: str = "") -> socket.socket:
     """A socket that listens on ``address`` for ``whom``. Raises ExecutorError, whose text ends with ``advice``."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, 0), family=family)
+        return interfaces.listen(address)
     except OSError as error:
         raise ExecutorError(f"the driver cannot listen on {address} for {whom} ({error}){advice}") from error
-
-
-def receive(sock: socket.socket, size: int, end: str) -> bytes:
-    """The next ``size`` bytes. Raises ConnectionAbortedError with the text ``end`` if the connection ends before."""
-    data = b""
-    while len(data) < size:
-        piece = sock.recv(size - len(data))
-        if not piece:
-            raise ConnectionAbortedError(end)
-        data += piece
-    return data
 
 
 STOP_SECONDS = 5.0

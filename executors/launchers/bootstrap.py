@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from typing import Any
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError, Store
 from collectives.net.attempts import attempts
+from collectives.net.frames import digest
 from collectives.net.interfaces import LOOPBACK
 from collectives.store.client import RendezvousClient
 from collectives.store.server import RendezvousServer
@@ -46,7 +46,7 @@ def unsealed(content: Sequence[str], rendezvous: JobSecret) -> JobSecret:
 
 
 def _padded(content: bytes, rendezvous: JobSecret, nonce: bytes) -> bytes:
-    pad = hmac.digest(rendezvous.key, PURPOSE + nonce, "sha256")
+    pad = digest(rendezvous.key, PURPOSE, nonce)
     return bytes(a ^ b for a, b in zip(content, pad, strict=True))
 
 

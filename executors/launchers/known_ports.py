@@ -21,9 +21,9 @@ from pathlib import Path
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
 from collectives.net.attempts import attempts
-from collectives.net.interfaces import LOOPBACK, address_of, names
+from collectives.net.interfaces import LOOPBACK, address_of, everywhere, names
 from collectives.store.client import RendezvousClient
-from collectives.store.server import RendezvousServer, everywhere
+from collectives.store.server import RendezvousServer
 from executors.api import JobSecret
 from executors.job import host
 from executors.launchers.place import Found, Led

@@ -13,8 +13,7 @@ from itertools import pairwise
 from collectives.api import World
 from collectives.engine.engine import Engine
 from collectives.observe.autotune.autotuner import Autotuner
-from collectives.observe.live.sender import RecordTimeline
-from collectives.observe.live.sender import SnapshotSender
+from collectives.observe.live.sender import RecordTimeline, SnapshotSender
 from collectives.observe.metrics.exposition import Exposition
 from collectives.observe.metrics.meter import process_meter
 from collectives.observe.timeline.recorder import Recorder

@@ -52,6 +52,7 @@ from collectives.backends.hierarchical.thread import Outcome, StageThread
 from collectives.backends.hierarchical.vote import HostsVote
 from collectives.backends.host import Array, Bytes, HostBackend, Workspace
 from collectives.backends.phases import OnPhase, phase
+from collectives.kernels.reduction import Reduction, reduction
 from collectives.kernels.segments import Segments
 from collectives.net.attempts import ConnectAttempt
 
@@ -104,13 +105,6 @@ class _Piece(NamedTuple):
     mine: Array
 
 
-class _Reduction(NamedTuple):
-    dtype: DType
-    op: ReduceOp
-    prescale: float
-    postscale: float
-
-
 class HierarchicalBackend(HostBackend, OffersVote):
     """A member of a ``group`` that has several hosts, in the order of :meth:`Group.by_host`.
 
@@ -153,43 +147,28 @@ class HierarchicalBackend(HostBackend, OffersVote):
         return cls(group, local, cross, flat, parameters)
 
     @override
-    def allreduce_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
         with self._all_or_none():
-            if not self._parameters.hierarchical_allreduce or op is ReduceOp.AVERAGE:
-                self._flat.allreduce_arrays(sources, destinations, dtype, op, prescale, postscale)
+            if not self._parameters.hierarchical_allreduce or how.op is ReduceOp.AVERAGE:
+                self._flat.allreduce_arrays(sources, destinations, how)
                 return
-            source, reduction = Segments(sources), _Reduction(dtype, op, prescale, postscale)
-            lengths = _lengths(len(source), max(1, self._parameters.pipeline_piece // dtype.itemsize))
-            pieces = self._pieces(source, Segments(destinations), lengths, dtype)
+            source = Segments(sources)
+            lengths = _lengths(len(source), max(1, self._parameters.pipeline_piece // how.dtype.itemsize))
+            pieces = self._pieces(source, Segments(destinations), lengths, how.dtype)
             if len(lengths) > 1:
-                self._reduce_in_pipeline(pieces, reduction)
+                self._reduce_in_pipeline(pieces, how)
                 return
             for piece in pieces:
-                self._reduce_inside(piece, reduction)
-                self._reduce_across(piece, reduction)
+                self._reduce_inside(piece, how)
+                self._reduce_across(piece, how)
                 self._hand_out(piece)
 
     @override
     def reducescatter_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        counts: Sequence[int],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
     ) -> None:
         with self._all_or_none():
-            self._flat.reducescatter_arrays(sources, destinations, counts, dtype, op, prescale, postscale)
+            self._flat.reducescatter_arrays(sources, destinations, counts, how)
 
     @override
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
@@ -319,7 +298,7 @@ class HierarchicalBackend(HostBackend, OffersVote):
             mine = self._workspaces[number % 2].take(counts[self._local.rank], dtype)
             yield _Piece(source.parts(*span), destination.parts(*span), counts, mine)
 
-    def _reduce_in_pipeline(self, pieces: Iterable[_Piece], reduction: _Reduction) -> None:
+    def _reduce_in_pipeline(self, pieces: Iterable[_Piece], how: Reduction) -> None:
         """While a piece crosses the network, this host reduces the next piece and distributes the previous one.
 
         No piece crosses after the end of this call; an abort of ``cross`` ends a crossing.
@@ -327,8 +306,8 @@ class HierarchicalBackend(HostBackend, OffersVote):
         with self._network as network, self._all_or_none():
             crossings: deque[tuple[_Piece, Outcome]] = deque()
             for piece in pieces:
-                self._reduce_inside(piece, reduction)
-                crossings.append((piece, network.submit(partial(self._reduce_across, piece, reduction))))
+                self._reduce_inside(piece, how)
+                crossings.append((piece, network.submit(partial(self._reduce_across, piece, how))))
                 if len(crossings) > 1:
                     self._end_crossing(*crossings.popleft())
             self._end_crossing(*crossings.popleft())
@@ -338,16 +317,16 @@ class HierarchicalBackend(HostBackend, OffersVote):
         self._hand_out(piece)
 
     @phase("reduce on the host")
-    def _reduce_inside(self, piece: _Piece, reduction: _Reduction) -> None:
-        dtype, op, prescale, _ = reduction
-        self._local.reducescatter_arrays(piece.sources, [piece.mine], piece.counts, dtype, op, prescale)
+    def _reduce_inside(self, piece: _Piece, how: Reduction) -> None:
+        here = reduction(how.dtype, how.op, how.prescale)
+        self._local.reducescatter_arrays(piece.sources, [piece.mine], piece.counts, here)
 
     @phase("exchange between hosts")
-    def _reduce_across(self, piece: _Piece, reduction: _Reduction) -> None:
-        dtype, op, _, postscale = reduction
+    def _reduce_across(self, piece: _Piece, how: Reduction) -> None:
         if self._cross is not None and piece.mine.size:
             with self._across():
-                self._cross.allreduce_arrays([piece.mine], [piece.mine], dtype, op, 1.0, postscale)
+                rest = reduction(how.dtype, how.op, 1.0, how.postscale)
+                self._cross.allreduce_arrays([piece.mine], [piece.mine], rest)
 
     @phase("hand out on the host")
     def _hand_out(self, piece: _Piece) -> None:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.api import DType, ReduceOp, override
+from collectives.api import ReduceOp, override
 from collectives.backends.base import Bootstrap, Group, OffersVote, OnDeath, OnWait, Vote
 from collectives.backends.completion import DONE, Completion
 from collectives.backends.host import Array, Bytes, HostBackend
@@ -236,31 +236,14 @@ class ShmBackend(HostBackend, OffersVote):
         return super().allreduce(sources, destinations, op, prescale, postscale)
 
     @override
-    def allreduce_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
-        how = reduction(dtype, op, prescale, postscale)
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
         self._allreduce(Segments(sources), Segments(destinations), how)
 
     @override
     def reducescatter_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        counts: Sequence[int],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
     ) -> None:
         """One crossing per BUFFER_BYTES / (size - 1) for each of the other members."""
-        how = reduction(dtype, op, prescale, postscale)
         self._movement.reducescatter(Segments(sources), Segments(destinations), counts, how)
 
     @override

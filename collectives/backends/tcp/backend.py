@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from collectives.api import DType, ReduceOp, override
+from collectives.api import DType, override
 from collectives.backends.base import MOST_VOTERS, Group, OffersVote, Vote
 from collectives.backends.host import Array, Bytes, Workspace
 from collectives.backends.messaging import MessagingBackend
@@ -38,7 +38,7 @@ from collectives.backends.tcp.link import TcpLink
 from collectives.backends.tcp.reducing import Data, Span, even_spans
 from collectives.backends.tcp.transport import TcpTransport, TcpVote
 from collectives.backends.transport import parts
-from collectives.kernels.reduction import Reduction, reduction, scale_array
+from collectives.kernels.reduction import Reduction, scale_array
 from collectives.kernels.segments import Segments
 
 DIRECT = 1 << 18
@@ -60,47 +60,30 @@ class TcpBackend(MessagingBackend, OffersVote):
         self._packed, self._landing = Workspace(), Workspace()
 
     @override
-    def allreduce_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
-        how = reduction(dtype, op, prescale, postscale)
-        source, destination = Segments(sources), Segments(destinations)
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
+        dtype, source, destination = how.dtype, Segments(sources), Segments(destinations)
         if len(source) * dtype.itemsize * (self.size - 1) <= DIRECT:
             self._tcp.enter()
-            self._reduce_at_once(source, destination, dtype, how)
+            self._reduce_at_once(source, destination, how)
             return
         self._tcp.check()
         if len(source) * dtype.itemsize < PACKED * len(sources):
-            self._reduce_packed(source, destination, dtype, how)
+            self._reduce_packed(source, destination, how)
         else:
-            self._reduce_whole(source, destination, dtype, how)
+            self._reduce_whole(source, destination, how)
 
     @override
     def reducescatter_arrays(
-        self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        counts: Sequence[int],
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
     ) -> None:
-        how = reduction(dtype, op, prescale, postscale)
         source, destination = Segments(sources), Segments(destinations)
         spans = [(part.start, part.stop) for part in parts(counts)]
-        if len(source) * dtype.itemsize <= DIRECT:
+        if len(source) * how.dtype.itemsize <= DIRECT:
             self._tcp.enter()
-            self._scatter_at_once(source, destination, spans, dtype, how)
+            self._scatter_at_once(source, destination, spans, how)
         else:
             self._tcp.check()
-            self._tcp.reduce(Data(source, destination, spans, is_whole=False), dtype, how)
+            self._tcp.reduce(Data(source, destination, spans, is_whole=False), how)
 
     @override
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
@@ -151,20 +134,18 @@ class TcpBackend(MessagingBackend, OffersVote):
         """The first exchange of an operation is a round of the vote."""
         return TcpVote(self._tcp) if self.size <= MOST_VOTERS else None
 
-    def _reduce_at_once(self, source: Segments, destination: Segments, dtype: DType, how: Reduction) -> None:
+    def _reduce_at_once(self, source: Segments, destination: Segments, how: Reduction) -> None:
         count = len(source)
         if not count:
             return
-        rows = self._rows_of(count, dtype)
+        rows = self._rows_of(count, how.dtype)
         mine = _whole(source, 0, rows[self.rank])
         self._tcp.spread([mine], {other: (rows[other],) for other in self.group.others}, spare=True)
         self._combine_rows(destination, mine, rows, how)
 
-    def _scatter_at_once(
-        self, source: Segments, destination: Segments, spans: Sequence[Span], dtype: DType, how: Reduction
-    ) -> None:
+    def _scatter_at_once(self, source: Segments, destination: Segments, spans: Sequence[Span], how: Reduction) -> None:
         first, last = spans[self.rank]
-        rows = self._rows_of(last - first, dtype)
+        rows = self._rows_of(last - first, how.dtype)
         self._tcp.swap(
             {other: _filled(source.parts(*spans[other])) for other in self.group.others},
             {other: _filled([rows[other]]) for other in self.group.others},
@@ -181,22 +162,21 @@ class TcpBackend(MessagingBackend, OffersVote):
         inputs, whole = [*rows], destination.view(0, rows.shape[1])
         inputs[self.rank] = mine
         result = rows[self.rank] if whole is None else whole
-        with np.errstate(all="ignore"):
-            how.combine(result, inputs)
+        how.combine_silently(result, inputs)
         if whole is None:
             destination.write(0, result)
 
-    def _reduce_whole(self, source: Segments, destination: Segments, dtype: DType, how: Reduction) -> None:
+    def _reduce_whole(self, source: Segments, destination: Segments, how: Reduction) -> None:
         spans = even_spans(len(source), self.size)
-        self._tcp.reduce(Data(source, destination, spans, is_whole=True), dtype, how)
+        self._tcp.reduce(Data(source, destination, spans, is_whole=True), how)
 
-    def _reduce_packed(self, source: Segments, destination: Segments, dtype: DType, how: Reduction) -> None:
-        step = PIECE // dtype.itemsize
+    def _reduce_packed(self, source: Segments, destination: Segments, how: Reduction) -> None:
+        step = PIECE // how.dtype.itemsize
         for start in range(0, len(source), step):
-            packed = self._packed.take(min(step, len(source) - start), dtype)
+            packed = self._packed.take(min(step, len(source) - start), how.dtype)
             source.read(start, packed)
             whole = Segments([packed])
-            self._reduce_whole(whole, whole, dtype, how)
+            self._reduce_whole(whole, whole, how)
             destination.write(start, packed)
 
     def _gather_whole(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:

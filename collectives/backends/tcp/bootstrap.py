@@ -16,8 +16,7 @@ from collectives.backends.tcp.backend import TcpBackend
 from collectives.backends.tcp.encryption import Encryption
 from collectives.backends.tcp.link import SecureLink, TcpLink
 from collectives.handshake.dial import BrokenCallError, GoneError, NoListenerError, call
-from collectives.handshake.frames import Wire, seal
-from collectives.handshake.hello import Hello, LocalEnd, objection, pack_answer
+from collectives.handshake.hello import Hello, LocalEnd, Peer, objection
 from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, Listeners
 from collectives.net.attempts import ConnectAttempt
 
@@ -50,15 +49,15 @@ class TcpReception:
                 for descriptor in ready:
                     self._candidates.attend(descriptor)
 
-    def _admit(self, sock: socket.socket, hello: Hello, nonce: bytes) -> None:
-        refusal = objection(hello, self._end.hello, self._missing)
+    def _admit(self, peer: Peer) -> None:
+        sock, refusal = peer.wire.sock, objection(peer.hello, self._end.hello, self._missing)
         try:
-            Wire(sock, self._end.attempt).send(seal(self._end.secret, nonce, pack_answer(None, refusal)))
+            peer.answer(None, refusal)
         except BaseException:
             sock.close()
             raise
         if refusal is None:
-            self.admitted[self._missing.pop(hello.rank)] = sock
+            self.admitted[self._missing.pop(peer.hello.rank)] = sock
         else:
             sock.close()
             self._candidates.warn("a connection", f": {refusal}")

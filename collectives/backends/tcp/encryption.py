@@ -8,8 +8,6 @@ a secret that leaks later opens no record of the job.
 from __future__ import annotations
 
 import datetime
-import hashlib
-import hmac
 import os
 import select
 import socket
@@ -17,6 +15,7 @@ import ssl
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
 from collectives.net.attempts import ConnectAttempt
+from collectives.net.frames import digest
 
 PURPOSE = b"hvd-cluster: the key of the certificate of a job"
 FROM, UNTIL = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
@@ -86,7 +85,7 @@ def _identity(secret: bytes) -> tuple[bytes, bytes]:
     except ImportError as error:
         text = "HVD_TCP_TLS needs the library cryptography; install it with: pip install 'hvd-cluster[tls]'"
         raise SettingsError(text) from error
-    key = Ed25519PrivateKey.from_private_bytes(hmac.digest(secret, PURPOSE, hashlib.sha256))
+    key = Ed25519PrivateKey.from_private_bytes(digest(secret, PURPOSE))
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hvd-cluster")])
     builder = x509.CertificateBuilder(name, name, key.public_key(), 1, FROM, UNTIL)
     certificate = builder.sign(key, None)  # the same bytes on all members: Ed25519 uses no random number

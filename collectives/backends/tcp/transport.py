@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from collectives.api import DType, override
+from collectives.api import override
 from collectives.backends.base import Group, OnWait, Vote
 from collectives.backends.host import Array, Bytes, Workspace
 from collectives.backends.phases import phase
@@ -151,10 +151,10 @@ class TcpTransport(PointToPoint):
             super().barrier()
 
     @phase("exchange")
-    def reduce(self, data: Data, dtype: DType, how: Reduction) -> None:
+    def reduce(self, data: Data, how: Reduction) -> None:
         """Reduce ``data`` in a pipeline: 2 steps, 2 S (P - 1) / P bytes; half of both where only slices are wanted."""
-        shape = scratch_shape(self.group.size, dtype.itemsize)
-        scratch = self._scratch.take(math.prod(shape), dtype).reshape(shape)
+        shape = scratch_shape(self.group.size, how.dtype.itemsize)
+        scratch = self._scratch.take(math.prod(shape), how.dtype).reshape(shape)
         SliceReduction(self.group.position, self._links, data, how, scratch).begin()
         with np.errstate(all="ignore"):
             self._pump.run()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from collectives.net.acceptor import Acceptor, streams
+from collectives.net.interfaces import listen
 from collectives.observe.metrics.families import Family, Rising, families
 from collectives.observe.metrics.meter import Meter
 
@@ -75,7 +76,7 @@ class Exposition:
             return
         try:
             listener = self._listener = self._bind()
-        except (OSError, ValueError) as error:  # ValueError: a text that is no name of a host
+        except OSError as error:
             logger.warning(
                 "no metrics at %s:%d: %s; set HVD_METRICS_PORT to a free port, HVD_METRICS_ADDRESS to an address of "
                 "this host. Training goes on without them",
@@ -88,14 +89,13 @@ class Exposition:
             asyncio.run(self._serve(listener, application))
 
     def _bind(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         for _ in range(RETRIES):
             try:
-                return socket.create_server((self.address, self.port), family=family)
+                return listen(self.address, self.port)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or self._closing.wait(RETRY_SECONDS):
                     raise
-        return socket.create_server((self.address, self.port), family=family)
+        return listen(self.address, self.port)
 
     async def _serve(self, listener: socket.socket, application: _Application) -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()

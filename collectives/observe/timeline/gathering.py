@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import select
-import socket
 import struct
 import threading
 import time
@@ -15,8 +14,7 @@ from contextlib import suppress
 import msgpack
 
 from collectives.api import LONGEST_SECONDS, HorovodInternalError, SettingsError, ShutDownError
-from collectives.handshake.frames import Wire, seal
-from collectives.handshake.hello import Hello, pack_answer
+from collectives.handshake.hello import Peer
 from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, Listeners
 from collectives.net.attempts import ConnectAttempt
 from collectives.net.sockets import Connection
@@ -125,17 +123,18 @@ class _Receiver:
         for connection in list(self._connections.values()):
             connection.close()
 
-    def _admit(self, sock: socket.socket, hello: Hello, nonce: bytes) -> None:
-        if hello.rank in self._admitted:
+    def _admit(self, peer: Peer) -> None:
+        sock = peer.wire.sock
+        if peer.hello.rank in self._admitted:
             sock.close()  # without a refusal: it wants the next recording, and calls until this one is over
             return
         try:
-            with ConnectAttempt(CLOSE_SECONDS) as attempt:
-                Wire(sock, attempt).send(seal(self._end.secret, nonce, pack_answer(self._origin)))
+            with ConnectAttempt(CLOSE_SECONDS) as peer.wire.attempt:
+                peer.answer(self._origin)
         except BaseException:
             sock.close()
             raise
-        self._admitted.add(hello.rank)
+        self._admitted.add(peer.hello.rank)
         self._connections[sock.fileno()] = Connection(sock)
         self._poller.register(sock, select.POLLIN)
 

@@ -22,6 +22,7 @@ from typing import NoReturn
 from collectives.cores import usable_cores
 from collectives.net import descriptors
 from collectives.net.sockets import end_in_silence
+from collectives.net.wire import introduce
 from executors.agents.hosts.messages import (
     AgentFailed,
     AgentHello,
@@ -41,11 +42,9 @@ from executors.agents.local.supervisor import Supervisor
 from executors.agents.local.work import NOT_STARTED
 from executors.agents.local.work import Launch as LaunchWorker
 from executors.api import ExecutorError, JobSecret
-from executors.job.connection import NONCE_BYTES, Opener, Sealer, keys
 from executors.job.environment import thread_variables, unpack
 from executors.job.job import secret_of, secret_variable
 from executors.job.output import Sink, release_consoles, say
-from executors.job.server import receive
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +66,7 @@ class AgentLink:
         self._socket = sock
         self._writable = select.poll()
         self._writable.register(sock, select.POLLOUT)
-        nonce = os.urandom(NONCE_BYTES)
-        sock.sendall(nonce)
-        agent, driver = keys(secret, nonce, receive(sock, NONCE_BYTES, REFUSED))
-        self._sealer = Sealer(agent)
-        self._opener = Opener(driver)
-        sock.sendall(self._sealer.seal(AgentHello(host).encode()))
+        self._sealer, self._opener = introduce(sock, secret.key, AgentHello(host).encode(), REFUSED)
         end_in_silence(sock, SILENCE_SECONDS)
         sock.settimeout(None)
 

@@ -8,11 +8,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
+from collectives.net.frames import Opener, Sealer, admit
 from collectives.net.sockets import end_in_silence
 from executors.agents.hosts.agent import SILENCE_SECONDS
 from executors.agents.hosts.messages import AgentHello, FromAgent, FromDriver
 from executors.api import JobSecret
-from executors.job.connection import Opener, Sealer, admit
 from executors.job.server import STOP_SECONDS, Reception, ServerThread, listen
 
 READ_BYTES = 1 << 16
@@ -102,7 +102,7 @@ class AgentServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[AgentConnection, Opener]:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
-        hello, opener, sealer = await admit(reader, writer, self._secret)
+        hello, opener, sealer = await admit(reader, writer, self._secret.key)
         self._reception.authenticated(writer)
         return AgentConnection(AgentHello.decode(hello), asyncio.get_running_loop(), writer, sealer), opener
 

@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from collectives.net.frames import Frames
 from executors.agents.local.processes import Pipe, WorkerProcess
 from executors.api import WorkerError
 from executors.failures import Failure, kind_of_end
 from executors.job.arguments import resolve_seconds
-from executors.job.connection import Frames
 from executors.job.output import Lines, Sinks
 
 GRACE_SECONDS = 5.0

@@ -9,8 +9,6 @@ comes in frames of RESULT and ends with one of RESULT_END, which has the HMAC of
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import logging
 import select
@@ -21,14 +19,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from collectives.net.attempts import attempts
+from collectives.net.frames import DIGEST_BYTES, NONCE_BYTES, digest, frame, seal, unseal
 from collectives.net.sockets import end_in_silence
+from collectives.net.wire import receive
 from executors.api import JobSecret
-from executors.job.connection import Frames
 from executors.job.output import Sink
-from executors.job.server import receive
 
-NONCE_BYTES = 32
-DIGEST_BYTES = 32
 ACCEPTED, REFUSED = b"+", b"-"
 STREAMS = {"stdout": b"o", "stderr": b"e"}
 GOODBYE = b"."
@@ -58,32 +54,12 @@ class TaskIdentity:
 
     def seal(self, secret: JobSecret, nonce: bytes) -> bytes:
         """The answer of the task to ``nonce``."""
-        return sealed(secret, nonce, json.dumps(asdict(self)).encode())
+        return seal(secret.key, nonce, json.dumps(asdict(self)).encode())
 
     @classmethod
     def unseal(cls, secret: JobSecret, nonce: bytes, data: bytes) -> TaskIdentity:
         """The identity in ``data``. Raises PermissionError if its author does not know ``secret``."""
-        return cls(**json.loads(unsealed(secret, nonce, data)))
-
-
-def sealed(secret: JobSecret, nonce: bytes, data: bytes) -> bytes:
-    """``data`` behind its HMAC."""
-    return digest_of(secret, nonce, data) + data
-
-
-def unsealed(secret: JobSecret, nonce: bytes, data: bytes) -> bytes:
-    """The content of :func:`sealed` data. Raises PermissionError if their author does not know ``secret``."""
-    digest, text = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
-    if not hmac.compare_digest(digest, digest_of(secret, nonce, text)):
-        raise PermissionError("the peer does not know the secret of the job")
-    return text
-
-
-def digest_of(secret: JobSecret, nonce: bytes, data: bytes | bytearray) -> bytes:
-    """The HMAC of ``data`` on the connection with this ``nonce``."""
-    digest = hmac.new(secret.key, nonce, hashlib.sha256)
-    digest.update(data)
-    return digest.digest()
+        return cls(**json.loads(unseal(secret.key, nonce, data)))
 
 
 class DriverConnection:
@@ -111,11 +87,10 @@ class DriverConnection:
 
     def send(self, kind: bytes, data: bytes | memoryview = b"") -> None:
         """Send a frame. If the driver is gone, nothing is raised; :attr:`lost` becomes true."""
-        message = kind + data
         # Bound: SILENCE_SECONDS without progress, by the kernel; abort: the driver hangs up.
         try:
             with self._sending:
-                self._socket.sendall(Frames.header(message) + message)
+                self._socket.sendall(frame(kind + data))
         except OSError:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -127,14 +102,14 @@ class DriverConnection:
     def report(self, failure: bytes) -> None:
         """Send a pickled :class:`.Outcome` to the driver before Spark does, unless it is too long for a frame."""
         if len(failure) < LONGEST_FRAME - DIGEST_BYTES:
-            self.send(FAILURE, sealed(self._secret, self._nonce, failure))
+            self.send(FAILURE, seal(self._secret.key, self._nonce, failure))
 
     def deliver(self, outcome: bytes) -> bool:
         """Send a pickled :class:`.Outcome` of any length. Returns whether the driver has all of it."""
         view = memoryview(outcome)
         for start in range(0, len(view), RESULT_BYTES):
             self.send(RESULT, view[start : start + RESULT_BYTES])
-        self.send(RESULT_END, digest_of(self._secret, self._nonce, outcome))
+        self.send(RESULT_END, digest(self._secret.key, self._nonce, outcome))
         # Bound: SILENCE_SECONDS of a host that is gone, by the kernel; abort: the driver hangs up.
         try:
             return self._socket.recv(1) == ACCEPTED
@@ -189,8 +164,7 @@ def connect_to_driver(
 
 def _introduce(sock: socket.socket, secret: JobSecret, identity: TaskIdentity) -> DriverConnection:
     nonce = receive(sock, NONCE_BYTES, CLOSED)
-    message = identity.seal(secret, nonce)
-    sock.sendall(Frames.header(message) + message)
+    sock.sendall(frame(identity.seal(secret, nonce)))
     if receive(sock, 1, CLOSED) != ACCEPTED:
         raise ConnectionRefusedError(f"the driver has another task of rank {identity.rank}, or is about to end")
     end_in_silence(sock, SILENCE_SECONDS)

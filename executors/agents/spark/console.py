@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-import secrets
 import socket
 import threading
 from collections import deque
@@ -14,13 +12,13 @@ from types import TracebackType
 from typing import Protocol
 
 from collectives.net.acceptor import Acceptor, streams
+from collectives.net.frames import check_digest, nonce, read_frame, unseal
 from collectives.net.sockets import end_in_silence
 from executors.agents.spark.connection import (
     ACCEPTED,
     FAILURE,
     GOODBYE,
     LONGEST_FRAME,
-    NONCE_BYTES,
     REFUSED,
     RESULT,
     RESULT_END,
@@ -28,11 +26,8 @@ from executors.agents.spark.connection import (
     STREAMS,
     WARNING,
     TaskIdentity,
-    digest_of,
-    unsealed,
 )
 from executors.api import JobSecret
-from executors.job.connection import Frames
 from executors.job.output import Sink, Sinks
 from executors.job.server import ServerThread, Started, listen, until_stopped
 
@@ -211,10 +206,10 @@ class Console:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections[writer] = asyncio.current_task()
         try:
-            nonce = secrets.token_bytes(NONCE_BYTES)
-            identity = await self._identify(nonce, reader, writer)
+            own = nonce()
+            identity = await self._identify(own, reader, writer)
             if identity is not None:
-                await self._receive(identity, nonce, reader, writer)
+                await self._receive(identity, own, reader, writer)
         except (OSError, EOFError, ValueError, TypeError) as error:
             if not self._stopping and self._acceptor is not None:
                 self._acceptor.warn(
@@ -232,7 +227,7 @@ class Console:
     ) -> TaskIdentity | None:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
         writer.write(nonce)
-        identity = TaskIdentity.unseal(self._secret, nonce, await _read(reader))
+        identity = TaskIdentity.unseal(self._secret, nonce, await read_frame(reader))
         if self._acceptor is not None:
             self._acceptor.authenticated(writer.transport)
         refused = self._stopping or identity.rank in self._known
@@ -252,13 +247,13 @@ class Console:
         result = bytearray()
         self._listener.connected(identity)
         try:
-            while (message := await _read(reader)) != GOODBYE:
+            while (message := await read_frame(reader, LONGEST_FRAME)) != GOODBYE:
                 if message[:1] == FAILURE:
-                    self._listener.failed(unsealed(self._secret, nonce, message[1:]))
+                    self._listener.failed(unseal(self._secret.key, nonce, message[1:]))
                 elif message[:1] == RESULT:
                     result += memoryview(message)[1:]
                 elif message[:1] == RESULT_END and not self._stopping:
-                    self._check(result, nonce, message[1:])
+                    check_digest(message[1:], self._secret.key, nonce, result)
                     self._listener.delivered(result)
                     writer.write(ACCEPTED)
                 elif message[:1] == WARNING:
@@ -270,10 +265,6 @@ class Console:
                 self._listener.lost(identity)
         finally:
             rank_output.close()
-
-    def _check(self, result: bytearray, nonce: bytes, digest: bytes) -> None:
-        if not hmac.compare_digest(digest, digest_of(self._secret, nonce, result)):
-            raise PermissionError("the author of a result does not know the secret of the job")
 
 
 class _RankOutput:
@@ -291,10 +282,3 @@ class _RankOutput:
     def close(self) -> None:
         for sink in self._sinks.values():
             self._display.show(sink, b"")
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    length = int.from_bytes(await reader.readexactly(Frames.HEADER), "big")
-    if length > LONGEST_FRAME:
-        raise ValueError(f"a frame of {length} bytes")
-    return await reader.readexactly(length)

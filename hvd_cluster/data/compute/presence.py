@@ -1,13 +1,12 @@
 """Which processes of a compute service live: each holds a connection to the service, and sends a word now and then.
 
-The frames are those of :mod:`executors.job.connection`, so each proves that its sender knows the secret. A process that
+The frames are those of :mod:`collectives.net.frames`, so each proves that its sender knows the secret. A process that
 ends without a farewell, or that is silent for longer than it promised, is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -16,11 +15,12 @@ from typing import NamedTuple
 
 import msgpack
 
+from collectives.net.frames import Opener, Sealer, admit
+from collectives.net.interfaces import everywhere, listen
 from collectives.net.sockets import end_in_silence
-from collectives.store.server import everywhere
+from collectives.net.wire import introduce, receive_frame
 from executors.api import ExecutorError, JobSecret
-from executors.job.connection import LONGEST_HELLO, NONCE_BYTES, Frames, Opener, Sealer, admit, keys
-from executors.job.server import STOP_SECONDS, Reception, ServerThread, receive
+from executors.job.server import STOP_SECONDS, Reception, ServerThread
 
 __all__ = [
     "END",
@@ -119,10 +119,8 @@ class PresenceServer:
     def start(self) -> int:
         """Listen on all addresses of this host, and return the port. Raises ExecutorError."""
         host = everywhere()
-        is_dual = ":" in host
-        family = socket.AF_INET6 if is_dual else socket.AF_INET
         try:
-            listener = socket.create_server((host, 0), family=family, dualstack_ipv6=is_dual)
+            listener = listen(host)
         except OSError as error:
             raise ExecutorError(f"the compute service cannot listen on {host} ({error})") from error
         port: int = listener.getsockname()[1]
@@ -159,7 +157,7 @@ class PresenceServer:
     async def _introduce(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[_Member, Opener, Sealer]:
-        hello, opener, sealer = await admit(reader, writer, self._secret)
+        hello, opener, sealer = await admit(reader, writer, self._secret.key)
         member = _Member.decode(hello)
         self._reception.authenticated(writer)
         end_in_silence(writer.get_extra_info("socket"), member.silence)
@@ -210,15 +208,8 @@ class Presence:
         self._thread.join(2 * HELLO_SECONDS)
 
     def _introduce(self, secret: JobSecret, member: _Member) -> Sealer:
-        nonce = os.urandom(NONCE_BYTES)
-        self._socket.sendall(nonce)
-        own, other = keys(secret, nonce, receive(self._socket, NONCE_BYTES, REFUSED))
-        sealer = Sealer(own)
-        self._socket.sendall(sealer.seal(member.encode()))
-        size = int.from_bytes(receive(self._socket, Frames.HEADER, REFUSED), "big")
-        if size > LONGEST_HELLO:
-            raise PermissionError(REFUSED)
-        Opener(other).open(receive(self._socket, size, REFUSED))
+        sealer, opener = introduce(self._socket, secret.key, member.encode(), REFUSED)
+        opener.open(receive_frame(self._socket, REFUSED))
         return sealer
 
     def _speak(self) -> None:

@@ -10,8 +10,8 @@ from types import TracebackType
 import msgpack
 
 from collectives.api import CollectiveTimeoutError, SettingsError
-from collectives.net.interfaces import LOOPBACK, address_of, names
-from collectives.store.server import RendezvousServer, everywhere
+from collectives.net.interfaces import LOOPBACK, address_of, everywhere, names
+from collectives.store.server import RendezvousServer
 from executors.api import ExecutorError, JobSecret
 from hvd_cluster.data.compute.presence import END, PLAN, PresenceServer
 

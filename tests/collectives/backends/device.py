@@ -236,17 +236,20 @@ class Uploading(HostBackend):
         self._inner = inner
         self._device = device
 
-    def allreduce_arrays(self, sources, destinations, dtype, op, prescale=1.0, postscale=1.0):
+    def allreduce_arrays(self, sources, destinations, how):
         self._run(
-            lambda ins, outs: self._inner.allreduce(ins, outs, op, prescale, postscale), sources, destinations, dtype
-        )
-
-    def reducescatter_arrays(self, sources, destinations, counts, dtype, op, prescale=1.0, postscale=1.0):
-        self._run(
-            lambda ins, outs: self._inner.reducescatter(ins, outs, counts, op, prescale, postscale),
+            lambda ins, outs: self._inner.allreduce(ins, outs, how.op, how.prescale, how.postscale),
             sources,
             destinations,
-            dtype,
+            how.dtype,
+        )
+
+    def reducescatter_arrays(self, sources, destinations, counts, how):
+        self._run(
+            lambda ins, outs: self._inner.reducescatter(ins, outs, counts, how.op, how.prescale, how.postscale),
+            sources,
+            destinations,
+            how.dtype,
         )
 
     def allgather_bytes(self, sources, destinations, counts):

@@ -21,6 +21,7 @@ import pytest
 
 from collectives.api import DType, HorovodInternalError, ReduceOp
 from collectives.backends.host import HostBackend
+from collectives.kernels.reduction import reduction
 
 __all__ = ["abort_from_thread", "checks", "reduce_until_error", "run_matrix"]
 
@@ -98,7 +99,9 @@ def check_average(backend: HostBackend) -> None:
         start = sum(counts[: backend.rank])
         expected = _averaged(values, dtype, backend.size)[start : start + counts[backend.rank]]
         destination = np.empty_like(expected)
-        backend.reducescatter_arrays([_frozen(values[backend.rank])], [destination], counts, dtype, ReduceOp.AVERAGE)
+        backend.reducescatter_arrays(
+            [_frozen(values[backend.rank])], [destination], counts, reduction(dtype, ReduceOp.AVERAGE)
+        )
         assert_same(destination, expected, ("reducescatter", dtype, "average"))
 
 
@@ -107,7 +110,7 @@ def check_rounding(backend: HostBackend, roundings: int) -> None:
     for dtype, start in ((DType.BFLOAT16, 256.0), (DType.FLOAT16, 2048.0)):
         for length in (5, MEDIUM) if roundings == 1 else ():
             mine = encode(np.full(length, start if backend.rank == 0 else 1.0), dtype)
-            backend.allreduce_arrays([mine], [mine], dtype, ReduceOp.SUM)
+            backend.allreduce_arrays([mine], [mine], reduction(dtype, ReduceOp.SUM))
             expected = encode(np.full(length, start + backend.size - 1), dtype)
             assert_same(mine, expected, (dtype, length))
 
@@ -119,7 +122,7 @@ def check_identity(backend: HostBackend, roundings: int) -> None:
             values = [np.random.default_rng([length, member]).normal(size=length) for member in range(backend.size)]
             inputs = [encode(value, dtype) for value in values]
             mine = inputs[backend.rank].copy()
-            backend.allreduce_arrays([mine], [mine], dtype, ReduceOp.SUM)
+            backend.allreduce_arrays([mine], [mine], reduction(dtype, ReduceOp.SUM))
             exact = sum(decode(each, dtype) for each in inputs)
             np.testing.assert_allclose(decode(mine, dtype), exact, rtol=2e-2 * roundings, atol=2e-2 * roundings)
             digest = np.frombuffer(hashlib.sha256(mine.tobytes()).digest(), np.uint8)
@@ -137,7 +140,7 @@ def check_special_values(backend: HostBackend) -> None:
                 if backend.rank == backend.size - 1:
                     values[0], values[1], values[length - 1] = np.nan, np.inf, -np.inf
                 mine = encode(values, dtype)
-                backend.allreduce_arrays([mine], [mine], dtype, op)
+                backend.allreduce_arrays([mine], [mine], reduction(dtype, op))
                 result = decode(mine, dtype)
                 assert np.isnan(result[0]), (dtype, length, op)
                 assert np.isnan(result).sum() == 1, (dtype, length, op)
@@ -201,7 +204,7 @@ def abort_from_thread(backend: HostBackend, stuck: Array) -> None:
     aborter.start()
     for _ in range(2):
         with pytest.raises(HorovodInternalError) as caught:
-            backend.allreduce_arrays([stuck], [stuck], DType.FLOAT32, ReduceOp.SUM)
+            backend.allreduce_arrays([stuck], [stuck], reduction(DType.FLOAT32, ReduceOp.SUM))
         assert caught.value is error
     aborter.join(10)
     assert not aborter.is_alive()
@@ -213,8 +216,10 @@ def reduce_until_error(backend: HostBackend, length: int, seconds: float) -> Hor
     deadline = time.monotonic() + seconds
     try:
         while time.monotonic() < deadline:
-            backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.MAX)
-            backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM, 1.0, 1.0 / backend.size)
+            backend.allreduce_arrays([values], [values], reduction(DType.FLOAT32, ReduceOp.MAX))
+            backend.allreduce_arrays(
+                [values], [values], reduction(DType.FLOAT32, ReduceOp.SUM, 1.0, 1.0 / backend.size)
+            )
     except HorovodInternalError as error:
         return error
     raise AssertionError(f"member {backend.rank} noticed nothing for {seconds} s")
@@ -268,9 +273,9 @@ def _allreduce(
     expected = [_reduced(backend.size, length, dtype, op, prescale, postscale) for length in lengths]
     mine = [encode(value[backend.rank], dtype) for value in values]
     sources, destinations = [_frozen(each) for each in mine], [np.empty_like(each) for each in mine]
-    backend.allreduce_arrays(sources, destinations, dtype, op, prescale, postscale)
+    backend.allreduce_arrays(sources, destinations, reduction(dtype, op, prescale, postscale))
     in_place = [each.copy() for each in mine]
-    backend.allreduce_arrays(in_place, in_place, dtype, op, prescale, postscale)
+    backend.allreduce_arrays(in_place, in_place, reduction(dtype, op, prescale, postscale))
     for results in (destinations, in_place):
         for result, wanted in zip(results, expected, strict=True):
             assert_same(result, wanted, what)
@@ -279,7 +284,7 @@ def _allreduce(
 def _average(backend: HostBackend, lengths: Sequence[int], dtype: DType, halve: bool) -> None:
     values = [_large_integers(backend.size, length, dtype) for length in lengths]
     mine = [value[backend.rank].copy() for value in values]
-    backend.allreduce_arrays(mine, mine, dtype, ReduceOp.AVERAGE, 1.0, 0.5 if halve else 1.0)
+    backend.allreduce_arrays(mine, mine, reduction(dtype, ReduceOp.AVERAGE, 1.0, 0.5 if halve else 1.0))
     for result, value in zip(mine, values, strict=True):
         divisor = backend.size * (2 if halve else 1)
         assert_same(result, _averaged(value, dtype, divisor), ("average", dtype, lengths, divisor))
@@ -313,7 +318,7 @@ def _reducescatter(
     for pieces in PIECES:
         destination = np.empty_like(expected)
         sources, destinations = _divided(source, pieces), _divided(destination, pieces + 1)
-        backend.reducescatter_arrays(sources, destinations, counts, dtype, op, prescale, postscale)
+        backend.reducescatter_arrays(sources, destinations, counts, reduction(dtype, op, prescale, postscale))
         assert_same(destination, expected, ("reducescatter", dtype, op, counts, prescale, postscale, pieces))
 
 

@@ -14,6 +14,7 @@ from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError,
 from collectives.backends import registry
 from collectives.backends.mpi import MpiBootstrap, transport
 from collectives.backends.mpi.library import start_mpi
+from collectives.kernels.reduction import reduction
 from collectives.net.attempts import ConnectAttempt
 from collectives.settings import Settings
 from tests.collectives.backends import matrix
@@ -130,7 +131,7 @@ def silence():
 
 def reduce(backend, length):
     values = np.ones(length, np.float32)
-    backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
+    backend.allreduce_arrays([values], [values], reduction(DType.FLOAT32, ReduceOp.SUM))
 
 
 def waits():

@@ -32,6 +32,7 @@ from collectives.backends.gloo.connections import NOWHERE, Connections, open_soc
 from collectives.backends.gloo.transport import GlooTransport
 from collectives.backends.host import Workspace
 from collectives.buffers import Buffer
+from collectives.kernels.reduction import reduction
 from collectives.net import interfaces
 from collectives.settings import Settings
 from collectives.store.memory import MemoryStore
@@ -92,13 +93,13 @@ def test_memory_is_bounded(operation, monkeypatch):
     kept = [np.zeros(total // 8, np.float32) for _ in range(2)]
     operations: dict[str, Callable[[GlooBackend], None]] = {
         "allreduce": lambda backend: backend.allreduce_arrays(
-            *[[halves[backend.rank]]] * 2, DType.BFLOAT16, ReduceOp.SUM
+            *[[halves[backend.rank]]] * 2, reduction(DType.BFLOAT16, ReduceOp.SUM)
         ),
         "packed": lambda backend: backend.allreduce_arrays(
-            *[np.split(floats[backend.rank], 32)] * 2, DType.FLOAT32, ReduceOp.SUM
+            *[np.split(floats[backend.rank], 32)] * 2, reduction(DType.FLOAT32, ReduceOp.SUM)
         ),
         "reducescatter": lambda backend: backend.reducescatter_arrays(
-            [floats[backend.rank]], [kept[backend.rank]], [total // 8] * 2, DType.FLOAT32, ReduceOp.SUM
+            [floats[backend.rank]], [kept[backend.rank]], [total // 8] * 2, reduction(DType.FLOAT32, ReduceOp.SUM)
         ),
         "allgather": lambda backend: allgather(backend, [total // 2 - 1, total // 2 + 1]),
         "skewed": lambda backend: allgather(backend, [1, total - 1]),

@@ -25,6 +25,7 @@ from collectives.backends.hierarchical import backend
 from collectives.backends.hierarchical.backend import HierarchicalBackend
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.single import SingleBackend
+from collectives.kernels.reduction import reduction
 from collectives.settings import Settings
 from collectives.store.memory import PrefixStore
 from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
@@ -95,7 +96,7 @@ def test_each_byte_crosses_the_network_once():
     def body(rank):
         backend = group.member(rank)
         values = np.ones(count, np.float32)
-        backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
+        backend.allreduce_arrays([values], [values], reduction(DType.FLOAT32, ReduceOp.SUM))
         reduced = backend._cross.calls["bytes"]
         result = np.empty(4 * values.nbytes, np.uint8)
         backend.allgather_bytes([values.view(np.uint8)], [result], [values.nbytes] * 4)
@@ -110,7 +111,7 @@ def test_few_bytes_cross_in_one_column():
     def body(rank):
         backend = group.member(rank)
         values = np.ones(8, np.float32)
-        backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
+        backend.allreduce_arrays([values], [values], reduction(DType.FLOAT32, ReduceOp.SUM))
         return backend._cross.calls["allreduce"]
 
     group = Hosts(HOSTS["2+2"])
@@ -134,7 +135,7 @@ def test_each_of_the_two_can_be_switched_off(operation):
         backend = group.member(rank)
         backend.adopt(Parameters(**{f"hierarchical_{operation}": False}))
         values, result = np.ones(8, np.uint8), np.empty(32, np.uint8)
-        backend.allreduce_arrays([values], [values], DType.UINT8, ReduceOp.SUM)
+        backend.allreduce_arrays([values], [values], reduction(DType.UINT8, ReduceOp.SUM))
         backend.allgather_bytes([values], [result], [8] * 4)
         return {name for name in backend._flat.calls if name != "bytes"}
 
@@ -160,7 +161,7 @@ def test_who_fails_in_one_part_leaves_all(victim, length):
     def body(rank):
         with closing(group.member(rank)) as backend:
             values = np.ones(length, np.float32)
-            backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
+            backend.allreduce_arrays([values], [values], reduction(DType.FLOAT32, ReduceOp.SUM))
             if rank == victim:
                 backend.abort(HorovodInternalError("told to stop"))
             else:

@@ -16,6 +16,7 @@ from collectives.api import (
     ShutDownError,
 )
 from collectives.backends.inproc import InprocBackend, InprocGroup
+from collectives.kernels.reduction import reduction
 from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
 from tests.collectives.backends.members import group_of, in_threads
 
@@ -111,7 +112,7 @@ def _steps_until_error(backend: InprocBackend) -> tuple[int, HorovodInternalErro
     values = np.ones(2)
     for step in range(10):
         try:
-            backend.allreduce_arrays([values], [values], DType.FLOAT64, ReduceOp.SUM)
+            backend.allreduce_arrays([values], [values], reduction(DType.FLOAT64, ReduceOp.SUM))
         except HorovodInternalError as error:
             return step, error
     raise AssertionError("no error came")

@@ -9,10 +9,11 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, DType, ReduceOp, ShutDownError
 from collectives.backends.messaging import DIRECT, MessagingBackend
-from collectives.kernels.reduction import reduce_arrays
+from collectives.kernels.reduction import reduction
 from tests.collectives.backends.matrix import abort_from_thread, run_matrix
 from tests.collectives.backends.members import group_of, in_threads
 from tests.collectives.backends.queues import Queues, QueueTransport
+from tests.collectives.kernels.reductions import reduce_arrays
 
 
 class Reducing(QueueTransport):
@@ -54,10 +55,10 @@ def test_what_the_transport_reduces_is_left_to_it():
         reduced = backend._transport.reduced
         assert reduced
         small = np.ones(DIRECT // 8)
-        backend.allreduce_arrays([small], [small], DType.FLOAT64, ReduceOp.SUM)
+        backend.allreduce_arrays([small], [small], reduction(DType.FLOAT64, ReduceOp.SUM))
         assert backend._transport.reduced == reduced
         large = np.ones(DIRECT // 8 + 1)
-        backend.allreduce_arrays([large], [large], DType.FLOAT64, ReduceOp.SUM)
+        backend.allreduce_arrays([large], [large], reduction(DType.FLOAT64, ReduceOp.SUM))
         assert backend._transport.reduced == reduced + 1
 
     with_backends(3, body, Reducing)
@@ -94,7 +95,7 @@ def test_an_allreduce_in_slices_sends_each_element_twice():
 
     def body(backend: MessagingBackend) -> None:
         values = np.ones(count, np.float32)
-        backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
+        backend.allreduce_arrays([values], [values], reduction(DType.FLOAT32, ReduceOp.SUM))
 
     assert with_backends(3, body).bytes == dict.fromkeys(range(3), 2 * 4 * count * 2 // 3)
 

@@ -36,6 +36,7 @@ from collectives.backends.messaging import MessagingBackend
 from collectives.backends.pygloo.bootstrap import PyglooBootstrap
 from collectives.backends.pygloo.transport import PyglooTransport, Transfer, in_order
 from collectives.backends.registry import preload_gloo
+from collectives.kernels.reduction import reduction
 from collectives.net.attempts import ConnectAttempt
 from collectives.settings import Settings
 from hvd_cluster import run
@@ -378,7 +379,7 @@ def _wait_in_gloo(with_child: bool, member: Member) -> str:
     tell = threading.Timer(0.2, member.tell, ((backend._transport._helper._process.pid, child),))
     tell.start()
     array = np.ones(8, np.float32)
-    backend.allreduce_arrays([array], [array], DType.FLOAT32, ReduceOp.SUM)
+    backend.allreduce_arrays([array], [array], reduction(DType.FLOAT32, ReduceOp.SUM))
     return "not reached"
 
 

@@ -25,6 +25,7 @@ from collectives.backends.shm import ShmBootstrap
 from collectives.backends.shm.segment import SegmentSource, receive_segment
 from collectives.engine import start
 from collectives.events import Started
+from collectives.kernels.reduction import reduction
 from collectives.net.attempts import ConnectAttempt
 from collectives.settings import Settings
 from collectives.store.memory import MemoryStore, PrefixStore
@@ -325,7 +326,7 @@ def test_an_overflow_is_no_warning_and_the_state_of_the_caller_stays(length, cou
     def body(backend):
         with np.errstate(over="raise"):
             arrays = [np.full(length, np.finfo(np.float32).max) for _ in range(count)]
-            backend.allreduce_arrays(arrays, arrays, DType.FLOAT32, ReduceOp.SUM)
+            backend.allreduce_arrays(arrays, arrays, reduction(DType.FLOAT32, ReduceOp.SUM))
             return np.geterr()["over"], all(np.isinf(array).all() for array in arrays)
 
     assert with_backends(2, body) == [("raise", True)] * 2
@@ -335,7 +336,7 @@ def test_reductions_of_many_small_arrays_are_one_exchange():
     def body(backend):
         epoch = backend._barrier._epoch
         arrays = [np.full(length, backend.rank + 1.0) for length in (3, 0, 5, 1)]
-        backend.allreduce_arrays(arrays, arrays, DType.FLOAT64, ReduceOp.SUM)
+        backend.allreduce_arrays(arrays, arrays, reduction(DType.FLOAT64, ReduceOp.SUM))
         assert all((array == 3.0).all() for array in arrays)
         return backend._barrier._epoch - epoch
 
@@ -369,7 +370,7 @@ def test_scattered_reductions_of_several_arrays_are_one_exchange():
         values = np.arange(sum(counts), dtype=np.float64)
         result = np.full(counts[backend.rank], np.nan)
         sources, destinations = pieces(values * (backend.rank + 1), 2, 2, 70_000), pieces(result, 0, 2, 3, 3)
-        backend.reducescatter_arrays(sources, destinations, counts, DType.FLOAT64, ReduceOp.SUM)
+        backend.reducescatter_arrays(sources, destinations, counts, reduction(DType.FLOAT64, ReduceOp.SUM))
         start = sum(counts[: backend.rank])
         assert (result == 6.0 * values[start : start + counts[backend.rank]]).all()
         return backend._barrier._epoch - epoch
@@ -392,7 +393,7 @@ def test_a_rank_as_far_ahead_as_the_gate_lets_it_overwrites_nothing(slow, gather
             _hold_back(backend._barrier, 1 - slow, finished)
         for number, length in enumerate(LENGTHS):
             values = np.full(length, number + backend.rank, np.float32)
-            backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
+            backend.allreduce_arrays([values], [values], reduction(DType.FLOAT32, ReduceOp.SUM))
             assert (values == 2 * number + 1).all(), (number, length)
             if not gathers:
                 continue

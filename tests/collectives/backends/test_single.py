@@ -5,6 +5,7 @@ import pytest
 
 from collectives.api import DType, HorovodInternalError, InvalidRequestError, ReduceOp, ShutDownError
 from collectives.backends.single import SingleBackend
+from collectives.kernels.reduction import reduction
 from tests.collectives.backends.matrix import run_matrix
 from tests.collectives.backends.members import group_of
 
@@ -16,7 +17,7 @@ def test_matrix():
 def test_scaling_a_bool_is_refused():
     flags = np.ones(3, bool)
     with pytest.raises(InvalidRequestError, match=r"scaled .* by 0\.5"):
-        SingleBackend(group_of(1)).allreduce_arrays([flags], [flags], DType.BOOL, ReduceOp.SUM, 0.5)
+        SingleBackend(group_of(1)).allreduce_arrays([flags], [flags], reduction(DType.BOOL, ReduceOp.SUM, 0.5))
 
 
 def test_abort_and_close():

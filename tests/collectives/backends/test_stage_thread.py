@@ -11,6 +11,7 @@ import pytest
 
 from collectives.backends.base import ignore_waits
 from collectives.backends.hierarchical.thread import StageThread
+from collectives.kernels.reduction import reduction
 
 SCRIPT = """
 import atexit
@@ -156,7 +157,7 @@ def reduce_in_pipeline():
     def body(rank):
         values = np.ones(1 << 16, np.float32)
         with closing(hosts.member(rank, pipeline_piece=1 << 16)) as backend:
-            backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
+            backend.allreduce_arrays([values], [values], reduction(DType.FLOAT32, ReduceOp.SUM))
         return values[-1]
 
     hosts = Hosts("aabb")

@@ -13,9 +13,9 @@ from collectives.api import (
     PeerLostError,
     Timeouts,
 )
-from collectives.handshake import Hello, admission, frames, listeners
+from collectives.handshake import Hello, admission, listeners
 from collectives.handshake.hello import LocalEnd, pack_answer, pack_hello
-from collectives.net import strangers
+from collectives.net import frames, strangers
 from collectives.net.attempts import ConnectAttempt
 from collectives.store.memory import MemoryStore
 from tests.collectives.engine.job import PATIENCE
@@ -102,7 +102,7 @@ def test_a_hello_that_has_come_counts_though_its_connection_is_too_old(monkeypat
             waiting = admitting._candidates
             waiting._strangers.capacity = 1
             waiting.make_room()
-            for listener in admitting._listeners.descriptors:
+            for listener in admitting._listeners.by_descriptor:
                 waiting.attend(listener)
             hello = pack_hello(Hello(1, 2, "node"), b"n" * 32, admitting.entry["id"])
             send(sock, frames.seal(SECRET, challenge(sock), hello))
@@ -119,7 +119,7 @@ def test_an_oversized_frame_is_refused_before_it_is_read():
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE)
         sock.connect(msgpack.unpackb(store.get(KEY, PATIENCE))["unix"])
-        sock.sendall(frames.LENGTH.pack(listeners.HELLO_BYTES + 1))
+        sock.sendall(frames.LENGTH.pack(frames.LONGEST_HELLO + 1))
         challenge(sock)
         assert sock.recv(8) == frames.REFUSAL
         assert sock.recv(1) == b""

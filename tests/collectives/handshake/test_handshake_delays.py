@@ -16,8 +16,9 @@ from collectives.api import (
 from collectives.controller.errors import unpack
 from collectives.controller.messages import Abort, Stop, decode, encode
 from collectives.controller.process_sets import ProcessSets
-from collectives.handshake import Hello, admission, connect_channel, dial, frames
+from collectives.handshake import Hello, admission, connect_channel, dial
 from collectives.handshake.hello import LocalEnd, pack_farewell, unpack_answer
+from collectives.net import frames
 from collectives.net.attempts import ConnectAttempt
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends.members import in_threads

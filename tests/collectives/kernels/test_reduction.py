@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from collectives.api import DType, EngineError, InvalidRequestError, ReduceOp
 from collectives.kernels import conversion
 from collectives.kernels.conversion import CHUNK
-from collectives.kernels.reduction import narrow, reduce_arrays, scale_array, widen
+from collectives.kernels.reduction import narrow, scale_array, widen
 from hvd_cluster.torch import kernels
 from tests.collectives.backends.members import in_threads
+from tests.collectives.kernels.reductions import reduce_arrays
 
 OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)
@@ -338,15 +339,15 @@ def test_halves_that_must_not_be_written_are_read(dtype):
 COUNT_THREADS = """
 import numpy, psutil, torch
 from collectives.api import DType, ReduceOp
-from collectives.kernels.reduction import reduce_arrays
+from collectives.kernels.reduction import reduction
 from hvd_cluster.torch import kernels
 kernels.register()
 torch.set_num_threads(4)
 before = psutil.Process().num_threads()
 for dtype in (DType.FLOAT16, DType.BFLOAT16):
     halves = numpy.ones(1 << 18, dtype.storage)
-    reduce_arrays(halves, [halves, halves], dtype, ReduceOp.SUM, 1.0, 0.5)
-    reduce_arrays(halves, [halves, halves], dtype, ReduceOp.SUM)
+    reduction(dtype, ReduceOp.SUM, 1.0, 0.5).combine_silently(halves, [halves, halves])
+    reduction(dtype, ReduceOp.SUM).combine_silently(halves, [halves, halves])
 print(psutil.Process().num_threads() - before)
 """
 

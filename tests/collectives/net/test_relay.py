@@ -29,8 +29,9 @@ from collectives.engine.link import RemoteLink
 from collectives.engine.start import StartupBarrier
 from collectives.events import EventStream
 from collectives.net import relay, sockets
+from collectives.net.frames import LENGTH
 from collectives.net.relay import Center, Leader, Leaf, Relay
-from collectives.net.sockets import HEADER, Connection, SocketChannel
+from collectives.net.sockets import Connection, SocketChannel
 from tests.collectives.backends.members import in_threads
 from tests.collectives.engine.job import PATIENCE, until
 
@@ -295,8 +296,8 @@ def test_another_error_of_a_rank_is_no_loss_of_rank_0():
 
 DAMAGE = {
     "a senseless message of a rank": lambda job: job.channels[3].send(0, b"\xc1"),
-    "a senseless length of a rank": lambda job: job.inner[3]._socket.sendall(HEADER.pack(1 << 31)),
-    "a senseless length of rank 0": lambda job: job.pairs[LEADER][0].sendall(HEADER.pack(1 << 31)),
+    "a senseless length of a rank": lambda job: job.inner[3]._socket.sendall(LENGTH.pack(1 << 31)),
+    "a senseless length of rank 0": lambda job: job.pairs[LEADER][0].sendall(LENGTH.pack(1 << 31)),
     "a senseless envelope of rank 0": lambda job: job.channels[0]._connections[LEADER].send(b"x"),
 }
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from collectives.api import EngineError
-from collectives.net.sockets import HEADER, Connection, SocketChannel, end_in_silence
+from collectives.net.frames import LENGTH
+from collectives.net.sockets import Connection, SocketChannel, end_in_silence
 from tests.collectives.backends.members import in_threads
 from tests.collectives.engine.job import PATIENCE, until
 
@@ -85,7 +86,7 @@ def test_sending_never_waits_and_polling_sends_the_rest():
 def test_a_frame_may_arrive_byte_by_byte():
     here, there = unix_pair()
     connection = Connection(there)
-    frames = b"".join(HEADER.pack(len(word)) + word for word in (b"one", b"", b"three"))
+    frames = b"".join(LENGTH.pack(len(word)) + word for word in (b"one", b"", b"three"))
     found = []
     for number in frames:
         here.send(bytes([number]))
@@ -232,12 +233,12 @@ def test_a_frame_of_a_senseless_length_is_refused_before_it_is_read(size):
     connections = {1: Connection(there)} | {rank: Connection(end) for rank, (end, _) in enumerate(ends, 2)}
     channel = SocketChannel(0, size, connections)
     try:
-        here.sendall(HEADER.pack(1 << 30) + b"rest")
+        here.sendall(LENGTH.pack(1 << 30) + b"rest")
         with pytest.raises(EngineError, match=r"rank 1 to rank 0 is out of step: a frame of 1073741824 bytes"):
             channel.receive()
         assert channel.receive() == []
         channel.send(1, b"because")
-        assert here.recv(100) == HEADER.pack(7) + b"because"
+        assert here.recv(100) == LENGTH.pack(7) + b"because"
     finally:
         channel.close()
         for sock in (here, *(far for _, far in ends)):
@@ -250,7 +251,7 @@ def test_damage_ends_the_connection():
     channel = SocketChannel(0, 2, {1: Connection(there)})
     with here:
         channel.watch(lost.append)
-        here.sendall(HEADER.pack(1 << 30))
+        here.sendall(LENGTH.pack(1 << 30))
         with pytest.raises(EngineError):
             until(channel.receive)
         until(lambda: lost == [1])

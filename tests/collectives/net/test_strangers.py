@@ -89,8 +89,7 @@ def test_one_warning_a_minute_which_counts_the_others(caplog):
 
 
 ACCEPT = {
-    "collectives/net/acceptor.py",
-    "collectives/handshake/listeners.py",  # for Candidates, which have the same Strangers
+    "collectives/net/strangers.py",
     "collectives/backends/shm/segment.py",  # processes of the same user on this host, one at a time
 }
 

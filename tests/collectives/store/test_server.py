@@ -18,8 +18,9 @@ from collectives.api import (
     PeerLostError,
     SettingsError,
 )
+from collectives.net.interfaces import everywhere
 from collectives.store.client import RendezvousClient
-from collectives.store.server import RendezvousServer, everywhere
+from collectives.store.server import RendezvousServer
 from tests.collectives.store.wire import SECRET, encode, eventually, in_thread, signed
 
 

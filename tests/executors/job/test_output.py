@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executors.job.connection import Frames
+from collectives.net.frames import Frames, frame
 from executors.job.output import LONGEST_LINE, ConsoleSink, Lines, Output, say
 
 CHUNKS = st.lists(st.text("a\r\n", min_size=1).map(str.encode))
@@ -117,7 +117,7 @@ def test_the_driver_speaks_on_standard_error(capsys):
 
 @given(st.lists(st.binary()), st.data())
 def test_messages_do_not_depend_on_how_the_bytes_arrive(messages, data):
-    stream = b"".join(Frames.header(message) + message for message in messages)
+    stream = b"".join(frame(message) for message in messages)
     frames, received = Frames(), []
     while stream:
         size = data.draw(st.integers(1, len(stream)))

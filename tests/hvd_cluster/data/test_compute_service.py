@@ -13,9 +13,9 @@ import pytest
 
 from collectives.api import SettingsError, ShutDownError
 from collectives.net import strangers
+from collectives.net.frames import HEADER_BYTES, LENGTH, NONCE_BYTES, Opener, Sealer, keys
 from collectives.net.interfaces import LOOPBACK
 from executors.api import ExecutorError, JobSecret, StartTimeoutError
-from executors.job.connection import NONCE_BYTES, Frames, Opener, Sealer, keys
 from hvd_cluster.data.compute import ComputeClient, ComputeService
 from hvd_cluster.data.compute.presence import Presence
 
@@ -170,7 +170,7 @@ def test_words_and_a_farewell(monkeypatch):
             connection, _ = listener.accept()
             nonce = connection.recv(NONCE_BYTES)
             connection.sendall(nonce)
-            process, server = keys(JobSecret(KEY), nonce, nonce)
+            process, server = keys(KEY, nonce, nonce)
             frames, opener = connection.makefile("rb"), Opener(process)
             assert b"worker 7" in frame_of(frames, opener)
             connection.sendall(Sealer(server).seal(b""))
@@ -181,7 +181,7 @@ def test_words_and_a_farewell(monkeypatch):
 
 
 def frame_of(stream, opener):
-    return opener.open(stream.read(int.from_bytes(stream.read(Frames.HEADER), "big")))
+    return opener.open(stream.read(LENGTH.unpack(stream.read(HEADER_BYTES))[0]))
 
 
 def test_the_first_loss_is_the_reason(service, client, caplog):

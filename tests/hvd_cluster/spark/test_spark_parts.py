@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from pyspark import SparkContext
 
+from collectives.net.frames import frame, seal
 from executors.agents.spark import connection as connections
 from executors.agents.spark import console as consoles
 from executors.agents.spark import console as displays
@@ -26,7 +27,6 @@ from executors.agents.spark.results import CHUNK_BYTES, rows_of
 from executors.agents.spark.session import Session, check_settings, promised, reason, shortage
 from executors.api import ExecutorError, JobSecret, PlacementError
 from executors.driver.outcome import observe
-from executors.job.connection import Frames
 from executors.job.output import ConsoleSink, Output
 from hvd_cluster.spark import run
 from hvd_cluster.spark.launch import SparkLaunch
@@ -185,8 +185,7 @@ class TestLine:
 
         def introduce():
             until(lambda: driver.console._stopping)
-            message = identity(1).seal(SECRET, nonce)
-            task.sendall(Frames.header(message) + message)
+            task.sendall(frame(identity(1).seal(SECRET, nonce)))
             answers.append(task.recv(1))
 
         driver = Driver()
@@ -284,7 +283,7 @@ class TestFailures:
 
     def test_one_that_somebody_else_made_is_not(self, driver, caplog):
         connection = driver.connect_to_driver(1)
-        connection.send(connections.FAILURE, connections.sealed(SECRET, b"of another line", b"the outcome"))
+        connection.send(connections.FAILURE, seal(SECRET.key, b"of another line", b"the outcome"))
         assert driver.changed.wait(30)
         connection.close()
         assert not driver.failures

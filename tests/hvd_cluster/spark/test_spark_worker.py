@@ -11,16 +11,16 @@ from spark_cluster import eventually
 
 from collectives.api import PeerLostError
 from collectives.handshake import entries
+from collectives.net.frames import HEADER_BYTES, LENGTH, unseal
 from collectives.store.client import RendezvousClient
 from collectives.store.memory import PrefixStore
-from executors.agents.spark.connection import FAILURE, DriverConnection, unsealed
+from executors.agents.spark.connection import FAILURE, DriverConnection
 from executors.agents.spark.plan import Plan
 from executors.agents.spark.rendezvous import TaskLocation, TaskMember
 from executors.agents.spark.worker import OVER, TaskWorker
 from executors.api import CommandNotFoundError, JobSecret
 from executors.driver.outcome import Outcome
 from executors.job.call import Call, pickle_call
-from executors.job.connection import Frames
 from executors.job.job import Job
 from executors.job.worlds import assign_ranks
 
@@ -59,9 +59,9 @@ def driver_and_connection():
 def failures(driver):
     """Reads what comes to the driver until a failure does."""
     while True:
-        message = driver.read(int.from_bytes(driver.read(Frames.HEADER), "big"))
+        message = driver.read(LENGTH.unpack(driver.read(HEADER_BYTES))[0])
         if message[:1] == FAILURE:
-            yield pickle.loads(unsealed(SECRET, b"nonce", message[1:]))
+            yield pickle.loads(unseal(SECRET.key, b"nonce", message[1:]))
 
 
 @pytest.mark.leaves("processes")

@@ -32,9 +32,9 @@ from collectives.backends.nccl.interface import (
     Placed,
 )
 from collectives.buffers import Buffer
-from collectives.kernels.reduction import reduce_arrays
 from tests.collectives.backends.nccl.kernels import carried, returned
 from tests.collectives.backends.nccl.streams import PATIENCE, LateStream
+from tests.collectives.kernels.reductions import reduce_arrays
 
 __all__ = ["FakeDevice", "FakeLibrary", "FakeNetwork", "connector"]
 

@@ -15,9 +15,9 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
 from collectives.backends.tcp import TcpBackend, TcpBootstrap
-from collectives.handshake.frames import NONCE_BYTES
 from collectives.net import interfaces
 from collectives.net.attempts import ConnectAttempt
+from collectives.net.frames import NONCE_BYTES, frame
 from collectives.net.interfaces import LOOPBACK
 from tests.collectives.backends.members import group_of, in_threads
 from tests.collectives.backends.tcp.groups import SECRET, bootstrap_of, with_backends
@@ -79,7 +79,7 @@ def test_a_listener_without_the_secret_gets_no_data():
         with connection:
             connection.sendall(entry["id"].encode() + bytes(NONCE_BYTES))
             heard.append(connection.recv(1 << 16))
-            connection.sendall(b"\0\0\0\x28" + bytes(40))
+            connection.sendall(frame(bytes(40)))
 
     heard: list[bytes] = []
     with socket.create_server((LOOPBACK, 0)) as listener:
@@ -151,7 +151,6 @@ ROOT = Path(__file__).parents[4]
 
 
 WITHOUT_TORCH = """
-import sys
 from collectives.api import Topology
 from collectives.backends.registry import preload, prepare
 from collectives.settings import Settings

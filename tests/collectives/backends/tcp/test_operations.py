@@ -13,6 +13,7 @@ import pytest
 
 from collectives.api import DType, PeerLostError, ReduceOp
 from collectives.backends.tcp import TcpBackend
+from collectives.kernels.reduction import reduction
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends import offers
 from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
@@ -56,7 +57,7 @@ def test_a_tiny_buffer_of_the_kernel(monkeypatch):
     def body(backend: TcpBackend) -> None:
         for length in (5, 100_001):
             values = np.full(length, backend.rank, np.int64)
-            backend.allreduce_arrays([values], [values], DType.INT64, ReduceOp.SUM)
+            backend.allreduce_arrays([values], [values], reduction(DType.INT64, ReduceOp.SUM))
             assert (values == 3).all()
             result = np.empty(3 * length, np.uint8)
             backend.allgather_bytes([np.full(length, backend.rank, np.uint8)], np.split(result, 3), [length] * 3)
@@ -86,13 +87,13 @@ def test_memory_is_bounded(operation, monkeypatch):
     kept = [np.zeros(total // 8, np.float32) for _ in range(2)]
     operations: dict[str, Callable[[TcpBackend], None]] = {
         "allreduce": lambda backend: backend.allreduce_arrays(
-            *[[results[backend.rank].view(np.uint16)]] * 2, DType.BFLOAT16, ReduceOp.SUM
+            *[[results[backend.rank].view(np.uint16)]] * 2, reduction(DType.BFLOAT16, ReduceOp.SUM)
         ),
         "packed": lambda backend: backend.allreduce_arrays(
-            *[np.split(floats[backend.rank], 1 << 13)] * 2, DType.FLOAT32, ReduceOp.SUM
+            *[np.split(floats[backend.rank], 1 << 13)] * 2, reduction(DType.FLOAT32, ReduceOp.SUM)
         ),
         "reducescatter": lambda backend: backend.reducescatter_arrays(
-            [floats[backend.rank]], [kept[backend.rank]], [total // 8] * 2, DType.FLOAT32, ReduceOp.SUM
+            [floats[backend.rank]], [kept[backend.rank]], [total // 8] * 2, reduction(DType.FLOAT32, ReduceOp.SUM)
         ),
         "allgather": allgather,
         "broadcast": lambda backend: backend.broadcast_bytes(*[results[backend.rank]] * 2, 1),

@@ -17,6 +17,7 @@ from collectives.backends.host import Array, HostBackend
 from collectives.backends.tcp import TcpBackend, star
 from collectives.backends.tcp.link import TcpLink
 from collectives.backends.tcp.star import MOST_PASSED_ON
+from collectives.kernels.reduction import reduction
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends import offers
 from tests.collectives.backends.members import group_of
@@ -82,7 +83,7 @@ class Operation:
         raw, room, counts = source.view(np.uint8), destination.view(np.uint8), [8 * count for count in plan.counts]
         match plan.name:
             case "allreduce":
-                member.allreduce_arrays([source], [destination], DType.INT64, ReduceOp.SUM)
+                member.allreduce_arrays([source], [destination], reduction(DType.INT64, ReduceOp.SUM))
             case "allgather":
                 member.allgather_bytes([raw], np.array_split(room, plan.seed % 3 + 1), counts)
             case "broadcast":
@@ -90,7 +91,7 @@ class Operation:
             case "alltoall":
                 member.alltoall_bytes(raw, room, counts, [counts[member.rank]] * member.size)
             case "reducescatter":
-                member.reducescatter_arrays([source], [destination], plan.counts, DType.INT64, ReduceOp.SUM)
+                member.reducescatter_arrays([source], [destination], plan.counts, reduction(DType.INT64, ReduceOp.SUM))
             case _:
                 member.wait_for_all()
 

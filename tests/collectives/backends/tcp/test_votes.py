@@ -13,6 +13,7 @@ import pytest
 from collectives.api import DType, EngineError, HorovodInternalError, PeerLostError, ReduceOp
 from collectives.backends.tcp import TcpBackend
 from collectives.backends.tcp.ballot import RIDING
+from collectives.kernels.reduction import reduction
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends import offers
 from tests.collectives.backends.members import group_of
@@ -111,7 +112,7 @@ def test_data_of_an_attempt_that_fails_is_no_longer_needed_here(crowded: bool) -
 
     def body(member: TcpBackend) -> None:
         vote, data = vote_of(member), np.full(RIDING // 8, member.rank)
-        call = lambda: member.allreduce_arrays([data], [data], DType.INT64, ReduceOp.SUM)  # noqa: E731
+        call = lambda: member.allreduce_arrays([data], [data], reduction(DType.INT64, ReduceOp.SUM))  # noqa: E731
         if member.rank == 0:
             vote.decline()
             left.wait(20)
@@ -189,7 +190,10 @@ def test_members_that_vote_for_the_same_number_with_different_data_are_told(size
         data = np.zeros(1 + (member.rank == odd))
         with pytest.raises((EngineError, PeerLostError)) as caught:
             vote_of(member).attempt(
-                7, lambda: member.allreduce_arrays([data], [data], DType.FLOAT64, ReduceOp.SUM), ignore, nothing
+                7,
+                lambda: member.allreduce_arrays([data], [data], reduction(DType.FLOAT64, ReduceOp.SUM)),
+                ignore,
+                nothing,
             )
         errors.append(caught.type)
         member.abort(HorovodInternalError("over"))

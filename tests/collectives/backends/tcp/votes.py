@@ -11,6 +11,7 @@ from collectives.api import DType, ReduceOp
 from collectives.backends.base import OffersVote, Vote
 from collectives.backends.host import HostBackend
 from collectives.backends.tcp.ballot import RIDING
+from collectives.kernels.reduction import reduction
 
 LENGTHS = pytest.mark.parametrize("length", [0, 5, RIDING // 8, RIDING // 8 + 1, 300_001], ids="{} int64".format)
 NAMES = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")
@@ -58,7 +59,7 @@ class Operations:
         member, length, size = self.member, self.length, self.size
         counts, raw = [8 * length] * size, self.result.view(np.uint8)
         if name == "allreduce":
-            member.allreduce_arrays([self.mine], [self.result], DType.INT64, ReduceOp.SUM)
+            member.allreduce_arrays([self.mine], [self.result], reduction(DType.INT64, ReduceOp.SUM))
         elif name == "allgather":
             member.allgather_bytes([self.mine.view(np.uint8)], np.array_split(raw, 3), counts)
         elif name == "broadcast":
@@ -69,4 +70,6 @@ class Operations:
             member.wait_for_all()
         else:
             source = np.tile(self.mine, size) if length else np.zeros(size, np.int64)
-            member.reducescatter_arrays([source], [self.result], [max(length, 1)] * size, DType.INT64, ReduceOp.SUM)
+            member.reducescatter_arrays(
+                [source], [self.result], [max(length, 1)] * size, reduction(DType.INT64, ReduceOp.SUM)
+            )

@@ -1,11 +1,10 @@
-"""Frames between driver and agent: only genuine ones, each once, in their order."""
+"""Frames of an authenticated connection: only genuine ones, each once, in their order."""
 
 import pytest
 
-from executors.api import JobSecret
-from executors.job.connection import Opener, Sealer, keys
+from collectives.net.frames import Opener, Sealer, keys
 
-SECRET = JobSecret(b"s" * 32)
+SECRET = b"s" * 32
 AGENT, DRIVER = keys(SECRET, b"a" * 32, b"d" * 32)
 
 
@@ -24,7 +23,7 @@ def test_a_frame_may_be_empty():
     assert list(Opener(AGENT).feed(Sealer(AGENT).seal(b""))) == [b""]
 
 
-@pytest.mark.parametrize("key", [DRIVER, *keys(JobSecret(b"t" * 32), b"a" * 32, b"d" * 32)])
+@pytest.mark.parametrize("key", [DRIVER, *keys(b"t" * 32, b"a" * 32, b"d" * 32)])
 def test_frames_of_the_other_side_or_another_job_are_refused(key):
     with pytest.raises(PermissionError, match="does not know the secret"):
         list(Opener(AGENT).feed(frames(key)[0]))

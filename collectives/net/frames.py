@@ -1,0 +1,167 @@
+"""Frames, and the proof of each that its sender knows the secret of the job: for all connections. Without a socket.
+
+A frame is a length (8 bytes, big-endian) and that many bytes. No content is decoded before it is authenticated: by
+:func:`seal` with a nonce of the other side, or by a :class:`Sealer`. There both sides send a nonce; then the side that
+called sends its first frame, and the other side answers, if the frame is genuine, with its own first one. The digest
+covers the direction, the nonces and the number of the frame, so no frame can be replayed, dropped or sent back
+unnoticed. :mod:`collectives.net.strangers` limits connections that have proved nothing yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter  # which most ranks do not need
+
+LENGTH = struct.Struct(">Q")
+HEADER_BYTES = LENGTH.size
+NONCE_BYTES = 32
+DIGEST_BYTES = 32
+LONGEST_HELLO = 1 << 16
+"""In bytes; a peer that has proved nothing yet must not fill the memory."""
+REFUSAL = LENGTH.pack(0)
+"""The answer to a hello without a valid proof. It proves nothing itself, so whoever reads it gives up."""
+
+
+def nonce() -> bytes:
+    """Bytes that were never used before."""
+    return os.urandom(NONCE_BYTES)
+
+
+def digest(secret: bytes, *fields: bytes | bytearray) -> bytes:
+    """The HMAC-SHA256 of ``fields``: no others give the same, because the length of each precedes it."""
+    # HMAC fills a short key up with zeros: without hashing it first, b"k" and b"k\0" would be one secret.
+    code = hmac.new(hashlib.sha256(secret).digest(), digestmod="sha256")
+    for field in fields:
+        code.update(LENGTH.pack(len(field)))
+        code.update(field)
+    return code.digest()
+
+
+def check_digest(given: bytes, secret: bytes, *fields: bytes | bytearray) -> None:
+    """Raise PermissionError unless ``given`` is the :func:`digest` of the others."""
+    if not hmac.compare_digest(given, digest(secret, *fields)):
+        raise PermissionError("the other side does not know the secret of this job")
+
+
+def seal(secret: bytes, nonce: bytes, content: bytes) -> bytes:
+    """``content`` behind the proof that its sender knows ``secret`` and has seen ``nonce``."""
+    return digest(secret, nonce, content) + content
+
+
+def unseal(secret: bytes, nonce: bytes, sealed: bytes) -> bytes:
+    """The content; raises PermissionError where the proof is wrong."""
+    content = sealed[DIGEST_BYTES:]
+    check_digest(sealed[:DIGEST_BYTES], secret, nonce, content)
+    return content
+
+
+def frame(content: bytes) -> bytes:
+    """``content`` as it travels."""
+    return LENGTH.pack(len(content)) + content
+
+
+def check_length(length: int, limit: int) -> None:
+    """Raise PermissionError for a frame that is longer than ``limit``."""
+    if length > limit:
+        raise PermissionError(f"a frame of {length} bytes is refused; at most {limit} are allowed")
+
+
+class Frames:
+    """Cuts a stream of bytes into the contents of frames, of at most ``limit`` bytes each."""
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self._limit = limit
+        self._unread = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that ``data`` completes. Raises PermissionError for one that is too long."""
+        unread, found, start = self._unread, [], 0
+        unread += data
+        while len(unread) >= start + HEADER_BYTES:
+            (length,) = LENGTH.unpack_from(unread, start)
+            if length > self._limit:
+                check_length(length, self._limit)
+            stop = start + HEADER_BYTES + length
+            if len(unread) < stop:
+                break
+            found.append(bytes(memoryview(unread)[start + HEADER_BYTES : stop]))
+            start = stop
+        del unread[:start]
+        return found
+
+    @property
+    def missing(self) -> int:
+        """The bytes that certainly belong to the frame that has begun, and have not come."""
+        length = LENGTH.unpack_from(self._unread)[0] if len(self._unread) >= HEADER_BYTES else 0
+        return int(HEADER_BYTES + length - len(self._unread))
+
+
+def keys(secret: bytes, caller_nonce: bytes, listener_nonce: bytes) -> tuple[bytes, bytes]:
+    """The keys of the frames of the side that has called, and of those of the other side."""
+    caller, listener = (digest(secret, side, caller_nonce, listener_nonce) for side in (b"caller", b"listener"))
+    return caller, listener
+
+
+class Sealer:
+    """Makes the frames of one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+
+    def seal(self, content: bytes) -> bytes:
+        """The next frame."""
+        sealed = seal(self._key, LENGTH.pack(self._number), content)
+        self._number += 1
+        return frame(sealed)
+
+
+class Opener:
+    """Takes the frames of one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+        self._frames = Frames()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The contents of the frames that ``data`` completes. Raises PermissionError for a forged one."""
+        return map(self.open, self._frames.feed(data))
+
+    def open(self, sealed: bytes) -> bytes:
+        """The content of the next frame, without its length. Raises PermissionError if it is forged."""
+        content = unseal(self._key, LENGTH.pack(self._number), sealed)
+        self._number += 1
+        return content
+
+
+class Admitted(NamedTuple):
+    """A peer that knows the secret, the content of its first frame, and the two directions of its connection."""
+
+    hello: bytes
+    opener: Opener
+    sealer: Sealer
+
+
+async def admit(reader: StreamReader, writer: StreamWriter, secret: bytes) -> Admitted:
+    """Wait for the first frame of a caller. Raises an OSError or EOFError for one that is not genuine."""
+    own = nonce()
+    writer.write(own)
+    incoming, outgoing = keys(secret, await reader.readexactly(NONCE_BYTES), own)
+    opener = Opener(incoming)
+    return Admitted(opener.open(await read_frame(reader)), opener, Sealer(outgoing))
+
+
+async def read_frame(reader: StreamReader, limit: int = LONGEST_HELLO) -> bytes:
+    """The next frame. Raises PermissionError if it is too long, OSError, and EOFError."""
+    (length,) = LENGTH.unpack(await reader.readexactly(HEADER_BYTES))
+    check_length(length, limit)
+    return await reader.readexactly(length)
