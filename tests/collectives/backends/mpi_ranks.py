@@ -1,11 +1,12 @@
 """The ranks of test_mpi.py: ``python -m tests.collectives.backends.mpi_ranks NAME``. They end with the line "done"."""
 
+import itertools
 import os
 import signal
 import sys
 import threading
-import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from collectives.net.attempts import ConnectAttempt
 from collectives.settings import Settings
 from tests.collectives.backends import matrix
 from tests.collectives.backends.members import group_of
+from tests.collectives.engine.job import until
 
 SECONDS = 60.0
 MPI = start_mpi(SECONDS, os.environ.get("HOROVOD_MPI_THREADS_DISABLE") != "1")
@@ -135,13 +137,13 @@ def reduce(backend, length):
 
 
 def waits():
-    """A member that waits calls ``on_wait`` at least ten times a second."""
-    backend, calls = connected(), []
-    backend.attend(lambda: calls.append(time.monotonic()))
+    """A member that waits calls ``on_wait`` again and again: rank 0 comes after the third call of the other one."""
+    backend, calls, called = connected(), itertools.count(1), Path.home() / "called"
     if RANK == 0:
-        time.sleep(0.5)
+        until(called.exists)
+    else:
+        backend.attend(lambda: next(calls) == 3 and called.touch())
     backend.barrier()
-    assert RANK == 0 or len(calls) >= 3
     backend.close()
 
 

@@ -26,7 +26,7 @@ from collectives.api import (
 )
 from collectives.backends import registry
 from collectives.backends.adasum import adasum
-from collectives.backends.gloo import GlooBackend, GlooBootstrap
+from collectives.backends.gloo import GlooBackend, GlooBootstrap, transport
 from collectives.backends.gloo.bootstrap import _Construction
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
 from collectives.backends.gloo.transport import GlooTransport
@@ -281,12 +281,12 @@ def test_without_torch(monkeypatch):
 
 
 @pytest.mark.parametrize(("timeout", "expected"), [(0.01, CollectiveTimeoutError), (20.0, PeerLostError)])
-def test_an_operation_that_stays_unfinished_without_its_connection(timeout, expected):
+def test_an_operation_that_stays_unfinished_without_its_connection(timeout, expected, monkeypatch):
     """On a busy machine Gloo closes the connection at its timeout, and reports the timeout much later."""
 
     class Unfinished:
         def wait(self, limit):
-            time.sleep(limit.total_seconds())
+            clock.now += limit.total_seconds()
             raise RuntimeError("the wait has expired")
 
         def is_completed(self):
@@ -296,9 +296,11 @@ def test_an_operation_that_stays_unfinished_without_its_connection(timeout, expe
         def broken(self):
             return True
 
-    transport = GlooTransport(group_of(2), SimpleNamespace(barrier=Unfinished), Broken(NOWHERE), timeout)
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(transport, "time", clock)
+    waiting = GlooTransport(group_of(2), SimpleNamespace(barrier=Unfinished), Broken(NOWHERE), timeout)
     with pytest.raises(expected, match="rank 1 on host"):
-        transport.barrier()
+        waiting.barrier()
 
 
 def _threads_and_descriptors() -> tuple[int, int]:

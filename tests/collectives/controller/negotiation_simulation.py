@@ -2,9 +2,11 @@
 
 import random
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from collectives.api import Parameters, Request
+from hypothesis import strategies as st
+
+from collectives.api import DType, Operation, Parameters, Request
 from collectives.controller.agreement import disagreement, explain_rejections, sizes
 from collectives.controller.coordinator import Coordinator
 from collectives.controller.messages import Ready, Refuse, Rejection, Run, Unknown, decode, encode
@@ -234,3 +236,47 @@ def runs_of_set(world, rank, process_sets):
         for entry in world.log[rank]
         if entry[0] == "run" and entry[1].request.process_set in process_sets
     ]
+
+
+def tensor(name="a", shape=(4,), **fields):
+    return Request(name, fields.pop("operation", Operation.ALLREDUCE), DType.FLOAT32, shape, **fields)
+
+
+def gather(name, rows, **fields):
+    return tensor(name, (rows, 3), operation=Operation.ALLGATHER, **fields)
+
+
+# The response cache.
+
+
+def leftovers(machine):
+    """The containers of a machine."""
+    return {name: kept for name, kept in vars(machine).items() if isinstance(kept, dict | list | set)}
+
+
+# Everything at once.
+
+
+@st.composite
+def scripts(draw):
+    """Some ranks, some process sets, and calls that repeat a few names with mostly the same parameters."""
+    size = draw(st.integers(2, 4))
+    subsets = st.sets(st.integers(0, size - 1), min_size=1, max_size=size - 1).map(lambda ranks: tuple(sorted(ranks)))
+    sets = tuple(draw(st.lists(subsets, unique=True, max_size=3)))
+    members = [tuple(range(size)), *sets]
+    calls = [draw(one_call(members)) for _ in range(draw(st.integers(1, 14)))]
+    return size, sets, Script(calls)
+
+
+@st.composite
+def one_call(draw, members):
+    process_set = draw(st.integers(0, len(members) - 1))
+    name = draw(st.sampled_from("ab"))
+    operation = draw(st.sampled_from([Operation.ALLREDUCE, Operation.ALLREDUCE, Operation.ALLGATHER]))
+    dtype = draw(st.sampled_from([DType.FLOAT32, DType.FLOAT32, DType.INT8]))
+    request = Request(name, operation, dtype, (draw(st.sampled_from([3, 3, 4])), 2), process_set=process_set)
+    call = {rank: request for rank in members[process_set]}
+    if draw(st.integers(0, 3)) == 0:  # one rank says something else: a mismatch, or its own number of rows
+        rank = draw(st.sampled_from(sorted(call)))
+        call[rank] = replace(request, shape=(draw(st.sampled_from([5, 6])), 2))
+    return call

@@ -2,20 +2,21 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectives.api import Operation, Request
+from collectives.api import DType, Operation, Parameters, Request
 from collectives.controller.aggregation import Aggregator
+from collectives.controller.coordinator import Coordinator
 from collectives.controller.errors import ErrorData
 from collectives.controller.messages import Abort, Leave, Left, Ready, Refuse, Response, Run, Together, Unknown
 from collectives.controller.process_sets import ProcessSets
+from collectives.controller.releases import Outgoing
 from tests.collectives.controller.hosted_simulation import HostedWorld, expanded
-from tests.collectives.controller.negotiation_simulation import outcomes
-from tests.collectives.controller.test_negotiation import scripts
+from tests.collectives.controller.negotiation_simulation import CYCLE, outcomes, scripts
 
 JOIN = Request("join", Operation.JOIN)
 HERE = (2, 3, 5)
@@ -323,3 +324,65 @@ def test_with_the_real_coordinator_and_workers(scripted, capacity, threshold, pa
     script.play(world, chance)
     for rank in range(size):
         assert outcomes(world, rank) == script.expected(rank)
+
+
+TENSOR = Request("a", Operation.ALLREDUCE, DType.FLOAT32, (4,))
+
+
+# Hosts.
+
+
+def known_id(coordinator, ranks, request=TENSOR):
+    """Negotiate ``request`` and return the id it got."""
+    for rank in ranks:
+        coordinator.receive(rank, Ready((request,)), 0.0)
+    (outgoing,) = coordinator.decide(0.0)
+    return outgoing.message.batches[0][0]
+
+
+def test_a_host_speaks_for_its_ranks():
+    coordinator = Coordinator(ProcessSets(4), Parameters())
+    id = known_id(coordinator, range(4))
+    coordinator.receive(2, Together((2, 3), (id,)), 0.0)
+    coordinator.receive(0, Ready(ids=(id,)), 0.0)
+    assert coordinator.waiting()[0, "a"].submitted == (0, 2, 3)
+    assert not coordinator.decide(0.0)
+    coordinator.receive(1, Ready(ids=(id,)), 0.0)
+    assert coordinator.decide(0.0) == [Outgoing((0, 1, 2, 3), Run(((id,),), first=1))]
+
+
+def test_a_host_waits_for_its_ranks():
+    coordinator = Coordinator(ProcessSets(2), Parameters(cycle_time=CYCLE, patient=True))
+    id = known_id_of_patient(coordinator)
+    coordinator.receive(0, Together((0, 1), (id,), (id,)), 0.0)
+    assert coordinator.decide(0.0) == [Outgoing((0, 1), Run(((id,),), first=1))]
+    coordinator.receive(0, Together((0, 1), (id,)), 0.0)
+    assert not coordinator.decide(0.0)
+    coordinator.receive(0, Together((0, 1), (), (id,)), 0.0)
+    assert coordinator.decide(0.0) == [Outgoing((0, 1), Run(((id,),), begins_rounds=True, first=2))]
+
+
+def known_id_of_patient(coordinator):
+    for rank in range(2):
+        coordinator.receive(rank, Ready((TENSOR,), urgent=(TENSOR.key,)), 0.0)
+    (outgoing,) = coordinator.decide(0.0)
+    return outgoing.message.batches[0][0]
+
+
+def test_a_host_that_sends_what_was_dropped_is_asked_again():
+    coordinator = Coordinator(ProcessSets(2), Parameters(cache_capacity=1))
+    id = known_id(coordinator, range(2))
+    known_id(coordinator, range(2), replace(TENSOR, name="b"))
+    coordinator.receive(0, Together((0, 1), (id,)), 0.0)
+    assert coordinator.decide(0.0) == [Outgoing((0, 1), Unknown((id,)))]
+
+
+def test_a_rank_of_a_host_that_changed_its_mind():
+    coordinator = Coordinator(ProcessSets(3), Parameters())
+    id = known_id(coordinator, range(3))
+    coordinator.receive(1, Together((1, 2), (id,)), 0.0)
+    coordinator.receive(0, Ready((replace(TENSOR, shape=(5,)),)), 0.0)
+    (outgoing,) = coordinator.decide(0.0)
+    assert isinstance(outgoing.message, Refuse)
+    assert "(5,) on rank 0; (4,) on ranks 1, 2" in outgoing.message.text
+    assert sorted(outgoing.ranks) == [0, 1, 2]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from collectives.api import InvalidRequestError, Parameters
 from collectives.backends.inproc import InprocBackend
 from collectives.controller.messages import Run
-from tests.collectives.controller.negotiation_simulation import World, outcomes
-from tests.collectives.controller.test_negotiation import gather, scripts, tensor
+from tests.collectives.controller.negotiation_simulation import World, gather, outcomes, scripts, tensor
 from tests.collectives.engine.job import ones, outcome, run, running, total, until
 
 changes = st.builds(

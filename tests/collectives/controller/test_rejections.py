@@ -24,8 +24,15 @@ from collectives.controller.messages import Leave, Refuse, Stop
 from collectives.controller.worker import Worker
 from collectives.engine.work import Work
 from tests.collectives.controller.hosted_simulation import HostedWorld
-from tests.collectives.controller.negotiation_simulation import ALL_REFUSED, Script, World, Wrong, outcomes
-from tests.collectives.controller.test_negotiation import scripts, tensor
+from tests.collectives.controller.negotiation_simulation import (
+    ALL_REFUSED,
+    Script,
+    World,
+    Wrong,
+    outcomes,
+    scripts,
+    tensor,
+)
 from tests.collectives.engine.job import ones, outcome, run, running, submit, until, wait
 
 REASON = "its splits are wrong"

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from collectives.api import DType, Operation, Parameters, Request
 from collectives.controller.messages import Ready, Response, Run
 from collectives.controller.schedules import KEPT, Schedules, alone
-from tests.collectives.controller.negotiation_simulation import CYCLE, runs_of_set
-from tests.collectives.controller.test_negotiation import tensor
+from tests.collectives.controller.negotiation_simulation import CYCLE, runs_of_set, tensor
 from tests.collectives.controller.test_parameters import by_id
 from tests.collectives.engine.bypass_simulation import BypassWorld
 

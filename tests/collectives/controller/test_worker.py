@@ -8,7 +8,9 @@ from collectives.api import Operation, Parameters, Request
 from collectives.controller.messages import Ready, Response, Run, Unknown
 from collectives.controller.schedules import Schedule
 from collectives.controller.worker import Worker
-from tests.collectives.controller.test_negotiation import tensor
+from tests.collectives.controller.negotiation_simulation import (
+    tensor,
+)
 from tests.collectives.controller.test_response_cache import Unseen
 
 A, B, C = (tensor(name) for name in "abc")
@@ -151,3 +153,17 @@ def test_the_removal_of_a_set_forgets_its_names_without_a_look_at_the_others(wor
     worker.run(Run(((5,),), (Response(5, removal),)))
     assert 4 not in worker._responses
     assert 1 in worker._responses
+
+
+# When ready tensors are released.
+
+
+def test_a_rank_that_submits_nothing_says_nothing():
+    assert Worker(Parameters()).outgoing() is None
+
+
+def test_what_was_said_is_not_said_again():
+    worker = Worker(Parameters())
+    worker.submit(tensor())
+    assert worker.outgoing() == Ready((tensor(),))
+    assert worker.outgoing() is None

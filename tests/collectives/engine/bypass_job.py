@@ -12,7 +12,7 @@ from collectives.api import (
 from collectives.buffers import as_buffer, empty
 from collectives.engine.work import Work
 from collectives.events import Decided, Finished, Started, Submitted
-from tests.collectives.engine.job import Watched, ones, run, wait
+from tests.collectives.engine.job import Watched, ones, run, submit, wait
 
 
 class Counting(Watched):
@@ -101,12 +101,13 @@ def group_of(engine, name, arrays, kinds=None, in_place=False, **fields):
     return works
 
 
-def submit_at_once(engine, names):
+def submit_at_once(engine, names, factor=1.0, urged=False):
     """Put tensors in flight that are no group, but that the coordinator hears of in one message of this rank."""
-    source = as_buffer(ones(engine))
+    source = as_buffer(factor * ones(engine))
     fresh = functools.partial(empty, source.dtype)
     requests = [Request(name, Operation.ALLREDUCE, source.dtype, source.shape, op=ReduceOp.SUM) for name in names]
     works = [Work(request, source, fresh) for request in requests]
+    works[-1].urged = urged
     engine._works.enter(works, unnamed=False)
     engine._queue.notify()
     return works
@@ -124,3 +125,27 @@ def stories(seen):
 def results_of(engine, works):
     """The results of ``works``, as lists."""
     return [wait(engine, work).tolist() for work in works]
+
+
+HALVES = (("a", "b"), ("c", "d", "e"))
+NAMES = [name for half in HALVES for name in half]
+
+
+def together(engine, names, factor=1.0):
+    """Submit all tensors, then wait for them; returns the first element of each result, of which all are equal."""
+    return first_elements(engine, [submit(engine, factor * ones(engine), name) for name in names])
+
+
+def first_elements(engine, works):
+    """The first element of each result, of which all are equal."""
+    results = [wait(engine, work) for work in works]
+    assert all((result == result[0]).all() for result in results)
+    return [result[0] for result in results]
+
+
+def in_halves(engine, factor=1.0):
+    return [result for half in HALVES for result in together(engine, half, factor)]
+
+
+def whole(engine, factor=1.0):
+    return together(engine, NAMES, factor)

@@ -13,7 +13,7 @@ from collectives.engine.link import RemoteLink
 from collectives.engine.work import Work
 from collectives.events import EventStream
 from collectives.net.channel import InprocHub
-from tests.collectives.controller.test_negotiation import tensor
+from tests.collectives.controller.negotiation_simulation import tensor
 
 
 class Scripted(Vote):

@@ -1,5 +1,7 @@
 """Ranks that wait in a round for others, which come late, want something else, end, or are stuck."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,8 @@ from collectives.api import (
     PeerLostError,
     ShutDownError,
 )
+from collectives.backends.tcp.link import TcpLink
+from collectives.engine.engine import Engine
 from tests.collectives.engine.bypass_job import (
     NOTHING,
     all_bypass,
@@ -21,6 +25,7 @@ from tests.collectives.engine.bypass_job import (
     worker_of,
 )
 from tests.collectives.engine.job import TIMEOUTS, Caller, Job, SocketTransport, ones, run, running, submit, until, wait
+from tests.collectives.engine.job import run as run_one
 
 
 def test_a_rank_that_does_not_come_declines_on_its_communication_thread(start, monkeypatch):
@@ -131,3 +136,50 @@ def test_a_shutdown_does_not_wait_forever_for_a_rank_that_can_do_nothing(start, 
         assert not job.engines[rank].is_ending
         assert [type(caller.result()) for caller in callers] == [ShutDownError] * 2
         stuck.release()
+
+
+def link_of(job: Job, rank: int, other: int) -> TcpLink:
+    link: TcpLink = job.backends[rank][0].by_device["cpu"]._tcp._links[other]
+    return link
+
+
+def fill(job: Job, rank: int, other: int) -> None:
+    """The connection from ``rank`` to ``other`` takes no more until the other one reads."""
+    link, sent = link_of(job, rank, other), 0
+    while True:
+        try:
+            sent += link._socket.send(bytes(1 << 16))
+        except BlockingIOError:
+            break
+    link_of(job, other, rank).receive(iter([memoryview(bytearray(sent))]))
+
+
+@pytest.mark.parametrize(
+    ("leaver", "waiter", "in_star"),
+    [(0, 1, False), (1, 2, False), (2, 0, False), (0, 1, True), (1, 0, True), (2, 0, True)],
+)
+def test_a_rank_hears_of_a_vote_that_did_not_fit(
+    monkeypatch: pytest.MonkeyPatch, leaver: int, waiter: int, in_star: bool
+) -> None:
+    """The leaver has other news, its vote for the waiting rank is stuck, and nothing else would move it."""
+    monkeypatch.setattr(Job, "transport", SocketTransport)
+
+    def body(engine: Engine) -> list[float]:
+        rank = engine.topology.rank
+        if rank == leaver:
+            other = submit(engine, ones(engine), "other")
+            until(lambda: not bypass_of(engine).on)
+            left.append(link_of(job, leaver, waiter).is_sending)
+            first = submit(engine, ones(engine), "x")
+            return [wait(engine, first)[0], wait(engine, other)[0]]
+        if rank == waiter:
+            until(lambda: bool(left))
+        return [run_one(engine, ones(engine), "x")[0], run_one(engine, ones(engine), "other")[0]]
+
+    left: list[bool] = []
+    with running(3, over_tcp=True, in_star=in_star) as job:
+        job.run(warm_up)
+        until(lambda: all_bypass(job))
+        fill(job, leaver, waiter)
+        assert job.run(body) == [[6.0, 6.0]] * 3
+    assert left == [True]

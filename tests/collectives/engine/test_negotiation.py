@@ -11,7 +11,7 @@ from collectives.engine.link import RemoteLink
 from collectives.engine.negotiation import Negotiation
 from collectives.events import EventStream
 from collectives.net.channel import InprocHub
-from tests.collectives.controller.test_negotiation import tensor
+from tests.collectives.controller.negotiation_simulation import tensor
 
 A, B = Response(1, tensor("a")), Response(2, tensor("b"))
 FIRST, SECOND = Run(((1,),), (A,), begins_rounds=True), Run(((2,),), (B,), first=1)

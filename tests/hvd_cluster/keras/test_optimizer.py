@@ -14,11 +14,18 @@ from hvd_cluster.keras.backends import backend
 from hvd_cluster.keras.optimizer.distributed import targets_of
 from hvd_cluster.ops.objects import allgather_object
 from tests.checks import each_check
-from tests.hvd_cluster.keras.training import ROWS, STEPS, examples, fit_alone, fit_together, identical, model, same
-
-
-def sgd(**options):
-    return keras.optimizers.SGD(0.1, momentum=0.9, **options)
+from tests.hvd_cluster.keras.training import (
+    ROWS,
+    STEPS,
+    examples,
+    fit_alone,
+    fit_together,
+    identical,
+    model,
+    same,
+    sgd,
+    sgd_alone,
+)
 
 
 def values(variables):
@@ -27,7 +34,7 @@ def values(variables):
 
 def check_fit():
     for options in ({}, {"groups": 2}, {"gradient_predivide_factor": 2.0}):
-        same(fit_together(hvd.DistributedOptimizer(sgd(), **options)), fit_alone(sgd()))
+        same(fit_together(hvd.DistributedOptimizer(sgd(), **options)), sgd_alone())
     same(fit_together(hvd.DistributedOptimizer(sgd(), op=hvd.Sum)), fit_alone(keras.optimizers.SGD(0.2, 0.9)), 1e-3)
 
 
@@ -35,8 +42,13 @@ def check_options_of_the_optimizer_act_on_combined_gradients():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.5)
     for options in (
         {"global_clipnorm": 0.1},
-        {"clipvalue": 0.001, "weight_decay": 0.01},
-        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3},
+        {
+            "clipvalue": 0.001,
+            "weight_decay": 0.01,
+            "use_ema": True,
+            "ema_momentum": 0.5,
+            "ema_overwrite_frequency": 3,
+        },
         {"gradient_accumulation_steps": 2},
     ):
         alone, together = keras.optimizers.SGD(schedule, **options), keras.optimizers.SGD(schedule, **options)
@@ -48,7 +60,7 @@ def check_options_of_the_optimizer_act_on_combined_gradients():
 def check_compression():
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         wrapped = hvd.DistributedOptimizer(sgd(), compression=compression)
-        same(fit_together(wrapped), fit_alone(sgd()), rtol=0.1, atol=0.02)
+        same(fit_together(wrapped), sgd_alone(), rtol=0.1, atol=0.02)
 
 
 def check_backward_passes_per_step():
@@ -58,10 +70,10 @@ def check_backward_passes_per_step():
         return
     wrapped = hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2, average_aggregated_gradients=True)
     trained = fit_together(wrapped)
-    same(trained, fit_alone(sgd(gradient_accumulation_steps=2)))
+    same(trained, sgd_alone(gradient_accumulation_steps=2))
     assert int(trained.optimizer.iterations) == 12
     summed = fit_together(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, 0.9), backward_passes_per_step=2))
-    same(summed, fit_alone(sgd(gradient_accumulation_steps=2)), 1e-3)
+    same(summed, sgd_alone(gradient_accumulation_steps=2), 1e-3)
 
 
 def check_a_variable_without_a_gradient_in_the_last_pass():
@@ -186,9 +198,9 @@ def check_ranks_may_have_built_different_numbers_of_models():
 def check_process_sets():
     """Each rank trains alone."""
     alone = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    wanted = fit_together(sgd())
     for members in alone:
         trained = fit_together(hvd.DistributedOptimizer(sgd(), process_set=members))
-        wanted = fit_together(sgd())
         for one, other in zip(trained.get_weights(), wanted.get_weights(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     for members in alone:

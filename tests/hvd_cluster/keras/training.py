@@ -1,5 +1,7 @@
 """A small model and its data, the same on every rank and backend."""
 
+import functools
+
 import keras
 import numpy as np
 
@@ -38,6 +40,16 @@ def fit(optimizer, ranks, build=model, epochs=2, **options):
 def fit_alone(optimizer, **options):
     """One process, for the joined batches."""
     return fit(optimizer, range(hvd.size()), **options)
+
+
+def sgd(**options):
+    return keras.optimizers.SGD(0.1, momentum=0.9, **options)
+
+
+@functools.cache
+def sgd_alone(**options):
+    """The model of :func:`fit_alone` with :func:`sgd`, which each process trains once for all checks."""
+    return fit_alone(sgd(**options))
 
 
 def fit_together(optimizer, **options):

@@ -399,15 +399,23 @@ class TestFailure:
             with pytest.raises(ExecutorError, match=r"ranks \[1\] raised and ranks \[0\] had not returned"):
                 executor.run(rank)
 
-    def test_the_cause_is_reported_not_its_consequence(self, monkeypatch):
+    def test_the_cause_is_reported_not_its_consequence(self, monkeypatch, tmp_path):
         monkeypatch.setattr(waiting, "GRACE_S", SECONDS)
+        reported = tmp_path / "reported"
+
+        def report(self, *args, report=waiting.CallOnRanks.report):
+            report(self, *args)
+            reported.touch()
+
+        monkeypatch.setattr(waiting.CallOnRanks, "report", report)
 
         def lose_the_peer():
             if rank() == 0:
                 from collectives.api import PeerLostError
 
                 raise PeerLostError("rank 1 is gone")
-            time.sleep(0.5)
+            while not reported.exists():
+                time.sleep(0.01)
             raise ValueError("I left")
 
         with executor_of(num_workers=2) as executor, pytest.raises(ValueError, match="I left"):

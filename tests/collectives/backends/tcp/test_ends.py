@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-import time
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,6 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError
 from collectives.backends.tcp import TcpBackend
-from collectives.backends.tcp.pump import SLICE_SECONDS
 from tests.collectives.backends import group_cases
 from tests.collectives.backends.matrix import reduce_until_error
 from tests.collectives.backends.members import Member, Processes
@@ -104,8 +103,10 @@ def test_a_member_that_closes_after_its_part_is_no_loss_for_those_that_still_wor
     def body(backend: TcpBackend) -> None:
         data = np.full(1 << 20, backend.rank, np.uint8)
         if backend.rank == 1:
-            assert closed.wait(20)  # while member 2 sleeps
-            time.sleep(3 * SLICE_SECONDS)
+            assert waited.wait(20)
+        if backend.rank == 2:
+            slices = itertools.count()
+            backend.attend(lambda: closed.is_set() and next(slices) == 3 and waited.set())
         if backend.rank == 0:
             backend.allgather_bytes([EMPTY], [EMPTY], [0] * 3)
             backend._tcp.exchange([(other, data) for other in (1, 2)], [])
@@ -117,7 +118,7 @@ def test_a_member_that_closes_after_its_part_is_no_loss_for_those_that_still_wor
                 [(other, data) for other in others if other], [(other, np.empty_like(data)) for other in others]
             )
 
-    closed = threading.Event()
+    closed, waited = threading.Event(), threading.Event()
     with_backends(3, body)
 
 
@@ -126,6 +127,8 @@ def _reduce_until_late(member: Member) -> tuple[str, tuple[int, ...]]:
     backend.barrier()
     member.tell("reducing")
     error = reduce_until_error(backend, 1_000_000, 60)
-    time.sleep(0.5)
+    member.store.set(f"late/{member.rank}", b"")  # none that closes is lost for the other one
+    for other in (0, 2):
+        member.store.get(f"late/{other}", 60.0)
     backend.close()
     return type(error).__name__, error.ranks

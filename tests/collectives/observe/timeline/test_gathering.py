@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectives.api import Timeouts, Topology, World
+from collectives.api import PeerLostError, Timeouts, Topology, World
 from collectives.engine import start
+from collectives.handshake import dial
 from collectives.observe.timeline import gathering, sending
 from collectives.observe.timeline.address import TimelineAddress
 from collectives.observe.timeline.document import Document, DocumentError
@@ -239,12 +240,27 @@ def test_a_process_without_the_secret_is_refused(gathered, rendezvous, monkeypat
         Sender(stranger, lambda: False)
 
 
-def test_a_rank_finds_the_next_recording_although_it_knows_the_address_of_the_last(path, rendezvous):
+@pytest.fixture
+def in_vain(monkeypatch):
+    """Set as soon as a rank has called an address of rank 0 in vain."""
+    called = threading.Event()
+
+    def attempt(*args, attempt=dial._try):
+        try:
+            return attempt(*args)
+        except PeerLostError:
+            called.set()
+            raise
+
+    monkeypatch.setattr(dial, "_try", attempt)
+    return called
+
+
+def test_a_rank_finds_the_next_recording_although_it_knows_the_address_of_the_last(path, rendezvous, in_vain):
     Gathering(Document(str(path)), rendezvous(0)).close()
-    ended = threading.Event()
 
     def restart():
-        ended.wait(0.1)
+        assert in_vain.wait(PATIENCE)
         return Gathering(Document(str(path)), rendezvous(0))
 
     second, made = in_threads(
@@ -256,13 +272,12 @@ def test_a_rank_finds_the_next_recording_although_it_knows_the_address_of_the_la
     assert names(path) == ["1"]
 
 
-def test_a_rank_that_begins_the_next_recording_first_waits_for_rank_0(path, gathered, sender, rendezvous):
+def test_a_rank_that_begins_the_next_recording_first_waits_for_rank_0(path, gathered, sender, rendezvous, in_vain):
     sender.close()
-    late = threading.Thread(target=lambda: (time.sleep(0.05), gathered.close()))
-    late.start()
 
     def restart():
-        late.join()
+        assert in_vain.wait(PATIENCE)
+        gathered.close()
         return Gathering(Document(str(path.with_suffix(".next"))), rendezvous(0))
 
     second, made = in_threads(

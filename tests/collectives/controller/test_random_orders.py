@@ -1,17 +1,66 @@
-"""Everything at once: several threads on each rank, process sets that come and go, groups, joins, a small cache.
+"""Whatever the order, all ranks agree: random scripts, threads, process sets, groups and joins.
 
 A track is what one thread of each rank does, one step after the other; the tracks of a rank mix as chance has it.
 """
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.api import DType, Operation, Request
-from tests.collectives.controller.negotiation_simulation import CYCLE, World, runs_of_set
+from tests.collectives.controller.negotiation_simulation import (
+    CYCLE,
+    Script,
+    World,
+    leftovers,
+    outcomes,
+    runs_of_set,
+    scripts,
+    tensor,
+)
+
+# Everything at once.
+
+
+@settings(max_examples=250)
+@given(scripts(), st.integers(0, 3), st.sampled_from([0, 30, 1 << 20]), st.booleans(), st.integers(0, 1 << 32))
+def test_whatever_the_order_all_ranks_agree_and_nothing_is_lost(scripted, capacity, threshold, patient, seed):
+    size, sets, script = scripted
+    world = World(size, sets, threshold, capacity, patient)
+    script.play(world, random.Random(seed))
+    for rank in range(size):
+        assert outcomes(world, rank) == script.expected(rank)
+    for one in range(size):
+        for other in range(one):
+            shared = {id for id in world.process_sets.ids() if {one, other} <= set(world.process_sets.ranks(id))}
+            assert runs_of_set(world, one, shared) == runs_of_set(world, other, shared)
+    for worker in world.workers:
+        kept = leftovers(worker)
+        assert not {
+            name: kept[name]
+            for name in kept
+            if kept[name] and name not in ("_ids", "_responses", "_ids_of_sets", "introduced")
+        }
+
+
+def test_a_long_job_with_a_small_cache():
+    """More rounds than hypothesis has patience for."""
+    for seed in range(20):
+        chance = random.Random(seed)
+        calls = []
+        for _ in range(60):
+            request = tensor(chance.choice("abcd"), (chance.choice((3, 3, 3, 4)),), process_set=chance.randrange(2))
+            call = dict.fromkeys(((0, 1, 2), (0, 2))[request.process_set], request)
+            if chance.random() < 0.1:
+                call[2] = replace(request, shape=(1,))
+            calls.append(call)
+        world, script = World(3, ((0, 2),), capacity=2), Script(calls)
+        script.play(world, chance)
+        for rank in range(3):
+            assert outcomes(world, rank) == script.expected(rank), f"seed {seed}"
 
 
 @dataclass

@@ -1,13 +1,122 @@
-"""Jobs that are in the bypass now and then."""
+"""Everything at once on engines: threads, sets that come and go, groups, joins, a small cache, the bypass."""
 
 import random
+import threading
 
+import numpy as np
 import pytest
 
-from collectives.api import MismatchError
-from collectives.events import Finished
-from tests.collectives.engine.bypass_job import Counting, OneByOne, all_bypass, bypass_of, group_of, round_of
-from tests.collectives.engine.job import Caller, ones, outcome, run, submit, total, until, wait
+from collectives.api import MismatchError, Operation, ReduceOp, Request
+from collectives.buffers import as_buffer, empty
+from collectives.engine.work import Work
+from tests.collectives.engine.bypass_job import (
+    NAMES,
+    OneByOne,
+    bypass_of,
+    group_of,
+    in_halves,
+    together,
+    whole,
+)
+from tests.collectives.engine.job import Caller, ones, outcome, run, running, submit, total, wait
+
+RANKS = (0, 1, 2, 3)
+SETS = [(0, 1), (1, 2, 3), (0, 2)]
+DTYPES = [np.float32, np.float64, np.int32]
+
+
+class Mixture:
+    """The calls of one rank. From ``seed`` all ranks know all calls, and how many of them each rank makes."""
+
+    def __init__(self, engine, seed):
+        self._engine = engine
+        self._rank = engine.topology.rank
+        self._seed = seed
+
+    def run(self):
+        """The errors on the threads of this rank."""
+        bodies = [lambda id=id, members=members: self._epochs(id, members) for id, members in enumerate([RANKS, *SETS])]
+        mine = [body for body, members in zip(bodies, [RANKS, *SETS], strict=True) if self._rank in members]
+        problems = []
+        threads = [
+            threading.Thread(target=lambda body=body: problems.append(outcome(body)))
+            for body in [*mine, self._come_and_go]
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [problem for problem in problems if problem is not None]
+
+    def _come_and_go(self):
+        common = random.Random(f"{self._seed} come and go")
+        for _ in range(4):
+            members = common.choice([(0, 3), (1, 3), (2, 3), (0, 1, 2), (1, 2)])
+            id = self._engine.add_process_set(members)
+            if self._rank in members:
+                self._epochs(id, members)
+            self._engine.remove_process_set(id)
+
+    def _epochs(self, id, members):
+        """Three times: each member submits as many calls as it has data for, waits for some, and joins."""
+        common, own = random.Random(f"{self._seed} {members}"), random.Random(f"{self._seed} {members} {self._rank}")
+        for _ in range(3):
+            counts = {member: common.randrange(1, 30) for member in members}
+            kinds = [common.choice(["unnamed", "named", "gathered", "grouped"]) for _ in range(30)]
+            pending = []
+            for number in range(counts[self._rank]):
+                with_data = [member + 1 for member in members if counts[member] > number]
+                pending += [(work, with_data) for work in self._submit(kinds[number], number, id)]
+                if own.random() < 0.2:
+                    self._check(*pending.pop(own.randrange(len(pending))))
+            assert self._engine.join(id) in members
+            for work, with_data in pending:
+                self._check(work, with_data)
+
+    def _submit(self, kind, number, id):
+        if kind == "gathered":
+            rows = np.full(1, self._rank + 1.0)
+            return [submit(self._engine, rows, f"rows {number}", operation=Operation.ALLGATHER, process_set=id)]
+        if kind == "grouped":
+            return self._submit_group(f"group {number}", DTYPES[: 1 + number % 3], id)
+        name = None if kind == "unnamed" else f"tensor {number}"
+        return [submit(self._engine, ones(self._engine), name, process_set=id)]
+
+    def _submit_group(self, label, dtypes, id):
+        works = []
+        for place, dtype in enumerate(dtypes):
+            source = as_buffer(np.full(3, self._rank + 1, dtype))
+            request = Request(
+                f"{label} {place}",
+                Operation.ALLREDUCE,
+                source.dtype,
+                source.shape,
+                op=ReduceOp.SUM,
+                process_set=id,
+                group=label,
+                group_size=len(dtypes),
+            )
+            works.append(Work(request, source, lambda shape, dtype=source.dtype: empty(dtype, shape)))
+        self._engine.submit_group(works)
+        return works
+
+    def _check(self, work, with_data):
+        result = wait(self._engine, work).tolist()
+        gathered = work.request.operation is Operation.ALLGATHER
+        assert result == (with_data if gathered else [sum(with_data)] * 3), work.request.name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_result_is_right(seed):
+    chance = random.Random(seed)
+    settings = {
+        "cache_capacity": [0, 3, 1024, 3][seed],
+        "fusion_threshold": chance.choice([0, 64, 1 << 20]),
+        "local_size": chance.choice([1, len(RANKS)]),
+    }
+    with running(len(RANKS), sets=SETS, **settings) as job:
+        assert job.run(lambda engine: Mixture(engine, seed).run()) == [[]] * len(RANKS)
+        assert job.run(lambda engine: run(engine, ones(engine))[0]) == [10.0] * len(RANKS)
 
 
 class Steps:
@@ -101,79 +210,6 @@ def test_in_and_out_of_the_bypass(start, seed):
     with start(3, wrap=wrap, cache_capacity=[4, 1024, 1024][seed], local_size=[3, 1, 3][seed]) as job:
         counts = job.run(lambda engine: Steps(engine, seed).run())
     assert min(counts) > 20
-
-
-HALVES = (("a", "b"), ("c", "d", "e"))
-NAMES = [name for half in HALVES for name in half]
-
-
-def together(engine, names, factor=1.0):
-    """Submit all tensors, then wait for them; returns the first element of each result, of which all are equal."""
-    results = [wait(engine, work) for work in [submit(engine, factor * ones(engine), name) for name in names]]
-    assert all((result == result[0]).all() for result in results)
-    return [result[0] for result in results]
-
-
-def in_halves(engine, factor=1.0):
-    return [result for half in HALVES for result in together(engine, half, factor)]
-
-
-def whole(engine, factor=1.0):
-    return together(engine, NAMES, factor)
-
-
-def sums(size, factor=1.0):
-    return [factor * total(size)[0]] * len(NAMES)
-
-
-def learn(job, body):
-    """Run ``body`` until the ranks run it without the coordinator."""
-    for _ in range(6):
-        assert job.run(body) == [sums(job.size)] * job.size
-    until(lambda: all_bypass(job))
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_a_step_of_several_batches_is_one_round_without_messages(start):
-    with start(3, wrap=Counting, fusion_threshold=60) as job:
-        learn(job, whole)
-        before = [channel.sent for channel in job.channels]
-        rounds = [round_of(engine) for engine in job.engines]
-        for step in range(10):
-            factor = 1.0 + step
-            assert job.run(lambda engine, factor=factor: whole(engine, factor)) == [sums(3, factor)] * 3
-        assert [channel.sent for channel in job.channels] == before
-        assert [round_of(engine) for engine in job.engines] == [number + 10 for number in rounds]
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_batches_have_numbers_of_one_order_with_and_without_the_coordinator(start):
-    def body(engine):
-        numbers = []
-        engine.events.subscribe(lambda event: numbers.append(event.batch) if isinstance(event, Finished) else None)
-        for step in range(12):
-            (in_halves if step < 6 or step % 2 else whole)(engine)
-        return numbers
-
-    with start(2) as job:
-        first, second = job.run(body)
-    assert first == second == [*range(len(first))]
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_a_rank_with_other_tensors_brings_all_back_to_the_coordinator(start):
-    """The numbers of their schedules differ, even where both ranks attempt one."""
-    with start(2) as job:
-        for _ in range(5):
-            job.run(lambda engine: run(engine, ones(engine), "a"))
-        learn(job, whole)
-        caller = Caller(job.engines[1], body=whole)
-        until(lambda: round_of(job.engines[1]) > round_of(job.engines[0]))
-        assert together(job.engines[0], ["a"]) == sums(2)[:1]
-        assert together(job.engines[0], NAMES[1:]) == sums(2)[1:]
-        assert caller.result() == sums(2)
-        learn(job, whole)
-        assert job.run(whole) == [sums(2)] * 2
 
 
 class RepeatedSteps(Steps):
