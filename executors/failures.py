@@ -20,9 +20,6 @@ SHOWN_LINES = 12
 CAUSE_SECONDS = 1.0
 """Seconds for which a launcher waits for a likelier cause after the first reported failure."""
 
-TRACEBACK = "Traceback (most recent call last):"
-# A shell reports a command that signal n ended as 128 + n; 64 is the largest signal.
-SIGNALLED = range(129, 129 + 64)
 # Since Python 3.13 a traceback is coloured where FORCE_COLOR is set.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # The text of the engine in ranks that ended because another one raised.
@@ -101,22 +98,6 @@ def _type_name(error: type[BaseException]) -> str:
     """As a traceback shows it."""
     is_plain = error.__module__ in ("builtins", "__main__")
     return error.__qualname__ if is_plain else f"{error.__module__}.{error.__qualname__}"
-
-
-def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> FailureKind:
-    """The kind of a process that ended with ``exit_code``, negative for a signal, after these lines of its stderr.
-
-    A traceback with an error of this package anywhere in its chain, printed as ``module.Class: text``, is a
-    consequence.
-    """
-    if exit_code < 0 or exit_code in SIGNALLED:
-        return FailureKind.SIGNAL
-    lines = [COLOUR.sub("", line) for line in last_lines]
-    if TRACEBACK not in lines:
-        return FailureKind.EXIT
-    names = {line.partition(":")[0] for line in lines}
-    kinds = [kind for error, kind in CONSEQUENCES.items() if f"{error.__module__}.{error.__qualname__}" in names]
-    return min(kinds, default=FailureKind.EXCEPTION)
 
 
 def raised_elsewhere(last_lines: Sequence[str]) -> tuple[int, str] | None:

@@ -6,6 +6,13 @@ from functools import cache
 import pytest
 
 import hvd_cluster
+from collectives.store import memory
+from executors.agents.hosts.job import HostsOptions, run_command
+from executors.agents.local import guard, supervisor
+from executors.agents.local import job as programs
+from executors.api import WorkerError
+from executors.job import worlds
+from executors.membership import Limits
 from tests.traces import ROOT, Trace, common
 
 STEP = re.compile(r"^\d+\. `([\w/]+\.py)`: `(\w+)`", re.MULTILINE)
@@ -103,3 +110,59 @@ def traced_gradients():
 def test_a_gradient_from_its_hook_to_the_engine(variables):
     pytest.importorskip("torch")
     check("A gradient, from its hook to the engine", on_two_ranks(traced_gradients, **variables), 7)
+
+
+class FromItsEnd(Trace):
+    """What this thread calls from the end of a process to the world that the driver then publishes.
+
+    The file ``up`` comes when all ``size`` processes have started, ``over`` with the new world.
+    """
+
+    def __init__(self, size, up, over):
+        super().__init__()
+        self._starting, self._up, self._over = size, up, over
+        self._has_begun = self._is_published = False
+
+    def _note(self, frame, event, argument):
+        name, file = frame.f_code.co_name, frame.f_code.co_filename
+        if event == "return" and name == "started" and file == programs.__file__:
+            self._starting -= 1
+            if not self._starting:
+                self._up.touch()
+        self._has_begun |= event == "call" and name == "_end_of" and file == supervisor.__file__
+        if not self._has_begun or self._is_published:
+            return
+        super()._note(frame, event, argument)
+        if name == "set" and file == memory.__file__ and frame.f_locals["key"].startswith(worlds.WORLDS):
+            self._is_published = True
+            self._over.touch()
+
+
+def test_the_death_of_a_worker(tmp_path):
+    """The guard, a process of its own, hears of it from the kernel."""
+    up, over = tmp_path / "up", tmp_path / "over"
+    wait = "until [ -e {} ]; do sleep 0.05; done"
+    script = f"{wait.format(up)}; [ $HOROVOD_RANK = 1 ] && kill -KILL $$; {wait.format(over)}"
+    limits, options = Limits(3, 2, 3, may_find_hosts=False), HostsOptions(hosts={"localhost": 3})
+    killed = pytest.raises(WorkerError, match="rank 1 on localhost was killed by signal 9")
+    with killed, FromItsEnd(3, up, over) as trace:
+        run_command(["sh", "-c", script], limits, options)
+    check("The death of a worker", [trace.functions, {"executors/agents/local/guard.py": {"_reap"}}], 9)
+    assert callable(guard.Guard._reap)
+
+
+def test_a_row_of_a_dataframe(tmp_path):
+    """Both processes are this one."""
+    pytest.importorskip("pyspark")
+    from pyspark.sql.types import DoubleType, LongType
+
+    from tests.hvd_cluster.spark.row_feeds import batch, never, opened, rows_of
+
+    rows = rows_of({"x": DoubleType(), "y": LongType()}, ["y"], shuffle=True)
+    batches = [batch(x=[1.0] * 40, y=[1] * 40)] * 3
+    with opened(rows, tmp_path) as (feed, shard):
+        with Trace() as task:
+            feed.feed(iter(batches), never)
+        with Trace() as worker:
+            assert len([*shard, *shard]) == 60
+    check("A row of a DataFrame", [task.functions, worker.functions], 8)

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -51,24 +50,27 @@ class Sinks(Protocol):
 
 
 class Lines:
-    """Cuts a stream of bytes into lines. A line longer than a mebibyte is cut, so that memory is bounded."""
+    """Cuts a stream of bytes into lines. A line longer than a mebibyte is cut, so that memory is bounded.
+
+    ``rest`` is the last line as long as it has no end.
+    """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self.rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The lines that ``data`` completes, each with its end."""
-        text, start = self._rest + data, 0
-        for end in LINE_END.finditer(text, max(0, len(self._rest) - 1)):
+        text, start = self.rest + data, 0
+        for end in LINE_END.finditer(text, max(0, len(self.rest) - 1)):
             yield text[start : end.end()]
             start = end.end()
-        self._rest = text[start:]
-        if len(self._rest) > LONGEST_LINE:
+        self.rest = text[start:]
+        if len(self.rest) > LONGEST_LINE:
             yield from self.flush()
 
     def flush(self) -> Iterator[bytes]:
         """The last line, where it has no end; it gets a newline."""
-        rest, self._rest = self._rest, b""
+        rest, self.rest = self.rest, b""
         if rest:
             yield rest if rest.endswith(b"\r") else rest + b"\n"
 
@@ -277,47 +279,3 @@ class SinkTable:
             self._sinks[key].feed(data)
         else:
             self._sinks.pop(key).close()
-
-
-KEPT_LINES = 200
-LONGEST_SHOWN = 1000
-
-
-class Tail:
-    """Keeps the last lines of a stream, each without its end and cut after a thousand bytes."""
-
-    def __init__(self) -> None:
-        self._lines = Lines()
-        self._kept: deque[bytes] = deque(maxlen=KEPT_LINES)
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
-        self._kept.extend(line[:LONGEST_SHOWN] for line in self._lines.feed(data))
-
-    def close(self) -> None:
-        """The stream has ended; its last line may lack an end."""
-        self._kept.extend(line[:LONGEST_SHOWN] for line in self._lines.flush())
-
-    @property
-    def text(self) -> tuple[str, ...]:
-        """The lines so far."""
-        return tuple(line.decode("utf-8", "replace").rstrip() for line in self._kept)
-
-
-class Tails:
-    """Passes the output of the workers of a job on to ``output`` and keeps the last lines of each."""
-
-    def __init__(self, output: Sinks) -> None:
-        self._output = output
-        self._tails: dict[int, Tail] = {}
-
-    def sink(self, rank: int, name: str) -> Sink:
-        sink = self._output.sink(rank, name)
-        if name != "stderr":
-            return sink
-        self._tails[rank] = Tail()
-        return TeeSink(sink, self._tails[rank])
-
-    def last_lines(self, rank: int) -> tuple[str, ...]:
-        """The last lines of standard error of ``rank``."""
-        return self._tails[rank].text if rank in self._tails else ()

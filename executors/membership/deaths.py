@@ -7,16 +7,29 @@ which notice first that it is gone, or accuse it; and the loss of its host, afte
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from executors.api import ExecutorError, WorkerError, number_of
 from executors.failures import Failure, FailureKind, likeliest, raised_elsewhere
 from executors.membership.events import End, Event, WorkerFailed, WorkerRaised
 from executors.membership.limits import Limits
-from executors.membership.membership import Membership
 
 # With this one Python ends after an exception of the script.
 EXCEPTION_CODE = 1
+
+
+class LivingWorkers(Protocol):
+    """The workers that the job has: its :class:`executors.membership.membership.Membership`."""
+
+    def has(self, worker: str) -> bool:
+        """Whether ``worker`` is alive."""
+
+    def has_left(self, worker: str) -> bool:
+        """Whether ``worker`` is in no world any more, as far as that is known."""
+
+    def is_on_trial(self, worker: str) -> bool:
+        """Whether an exception of ``worker`` is a failure of its host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +172,7 @@ class Deaths:
     ended. ``order`` are the workers in the order of their ranks in the world of the first one that was done.
     """
 
-    def __init__(self, limits: Limits, membership: Membership) -> None:
+    def __init__(self, limits: Limits, workers: LivingWorkers) -> None:
         self.failures = Failures()
         self.lost: dict[str, str] = {}
         self.done: dict[str, str] = {}
@@ -169,7 +182,7 @@ class Deaths:
         self.end: End | None = None
         self.is_ending = False
         self._limits = limits
-        self._membership = membership
+        self._workers = workers
         self._blamed: str | None = None  # a worker that raised, but whose process has not ended
 
     # Reports of agents.
@@ -189,7 +202,7 @@ class Deaths:
             if not self._limits.is_elastic:
                 self.failures.improve(worker, failure)
             return DeathVerdict(failure)
-        if worker in self.former and self._membership.has_left(worker):
+        if worker in self.former and self._workers.has_left(worker):
             return DeathVerdict(failure, is_done=True)
         return self._add(worker, failure, rank)
 
@@ -203,12 +216,12 @@ class Deaths:
         is_former = worker in self.former
         self.lost[worker] = failure.text
         self.failures.add(worker, rank, failure)
-        is_given_up = self.end is None and not is_former and self._membership.is_on_trial(worker)
+        is_given_up = self.end is None and not is_former and self._workers.is_on_trial(worker)
         return DeathVerdict(failure, _event(worker, failure, not is_former), is_new=True, is_given_up=is_given_up)
 
     def _on_trial(self, worker: str, failure: Failure) -> Failure:
         """``failure``; an exception of a worker that never trained, while others did, does not end the job."""
-        if failure.kind is not FailureKind.EXCEPTION or not self._membership.is_on_trial(worker):
+        if failure.kind is not FailureKind.EXCEPTION or not self._workers.is_on_trial(worker):
             return failure
         return replace(failure, kind=FailureKind.EXIT, error=None)
 
@@ -227,13 +240,13 @@ class Deaths:
     def agent_lost(self, worker: str, text: str, has_returned: bool, rank: int | None) -> DeathVerdict:
         """The agent of ``worker`` is gone: nobody will say how it ended, unless it ``has_returned`` before."""
         failure = Failure(FailureKind.EXIT, f"was lost ({text})")
-        if self._membership.has(worker) and has_returned:
+        if self._workers.has(worker) and has_returned:
             return DeathVerdict(failure, is_done=True)
         self.lost[worker] = text
         if self.is_unexplained(worker):
             self.failures.explain(worker, failure)
             return DeathVerdict(failure, is_explained=True)
-        if self.end is None and not self._membership.has_left(worker):
+        if self.end is None and not self._workers.has_left(worker):
             self.failures.add(worker, rank, failure)
         return DeathVerdict(failure)
 
@@ -282,7 +295,7 @@ class Deaths:
         """A rank that raised may run its exit handlers for long. The others name it, and have ended because of it."""
         rank, text = self.failures.raised_elsewhere or (None, "")
         worker = None if rank is None or self._limits.is_elastic else worker_of(rank)
-        if worker is not None and self._membership.has(worker):
+        if worker is not None and self._workers.has(worker):
             self._blamed = worker
             how = f"{text}, and its process has not ended yet"
             self.failures.add(worker, rank, Failure(FailureKind.EXCEPTION, how))
@@ -313,3 +326,63 @@ def _error(failed: FailedWorker, hosts: Mapping[str, str], text: str = "") -> Wo
     rank = number_of(failed.worker) if failed.rank is None else failed.rank
     text = text or f"rank {rank} on {host} {failure.text}"
     return WorkerError(text, rank, host, failure.exit_code, failure.last_lines)
+
+
+@dataclass(slots=True)
+class _Loss:
+    is_explained: bool
+    had_part: bool
+    later: set[str] = field(default_factory=set)
+    """The workers of the worlds that have formed without the lost worker since."""
+
+
+class Losses:
+    """The workers that ended in a world of the job without success.
+
+    A loss is repaired when a world without the lost worker has formed since, and one of its workers was done: it had
+    the state of the training, and did the rest of the work.
+    """
+
+    def __init__(self) -> None:
+        self._lost: dict[str, _Loss] = {}
+        self._done: set[str] = set()
+
+    def add(self, worker: str, is_explained: bool, had_part: bool) -> None:
+        """``worker`` is lost, and ``had_part`` in the work. Unless the loss ``is_explained``, it may have been done."""
+        self._lost[worker] = _Loss(is_explained, had_part)
+
+    def has(self, worker: str) -> bool:
+        """Whether ``worker`` is lost."""
+        return worker in self._lost
+
+    def explain(self, worker: str) -> None:
+        """It is certain that ``worker`` was not done."""
+        if worker in self._lost:
+            self._lost[worker].is_explained = True
+
+    def formed(self, workers: Collection[str]) -> None:
+        """A world of ``workers`` has formed. The report of it may come after the loss of one of them."""
+        for worker, loss in self._lost.items():
+            if worker in workers:
+                loss.had_part, loss.later = True, set()
+            else:
+                loss.later.update(workers)
+
+    def done(self, worker: str) -> None:
+        """``worker`` was done, though it may have been taken for lost."""
+        self._lost.pop(worker, None)
+        self._done.add(worker)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a lost worker may still turn out to have been done."""
+        return any(not loss.is_explained for loss in self._lost.values())
+
+    def unrepaired(self) -> tuple[str, ...]:
+        """The workers whose losses nobody has repaired, in the order in which they were lost.
+
+        Without those whose work others took over, and were lost with it later: these are the reason.
+        """
+        lost = {worker: loss for worker, loss in self._lost.items() if loss.had_part}
+        found = [worker for worker, loss in lost.items() if loss.later.isdisjoint(self._done)]
+        return tuple(worker for worker in found if not lost[worker].later) or tuple(found)

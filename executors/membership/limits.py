@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from executors.api import counted
 from executors.membership.hosts import Cooldown
 
 UNLIMITED = 1 << 20
@@ -31,8 +30,11 @@ class Limits:
     timeout: float = 600.0
     cooldown: Cooldown | None = None
     may_find_hosts: bool = True
+    is_elastic: bool = field(init=False)
+    """Whether the workers may change during the job."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "is_elastic", self.resets != 0 or self.least != self.most)
         if not 1 <= self.least <= self.size <= self.most:
             raise ValueError(
                 f"a job cannot start with {self.size} workers, have {self.least} at least and {self.most} at most: "
@@ -55,11 +57,6 @@ class Limits:
         """Whether the user gave a largest number; otherwise the job takes all slots."""
         return self.most < UNLIMITED
 
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the workers may change during the job."""
-        return self.resets != 0 or self.least != self.most
-
 
 @dataclass(slots=True)
 class ElasticCounts:
@@ -71,22 +68,3 @@ class ElasticCounts:
     """Planned changes: newcomers, or fewer slots."""
     preemptions: int = 0
     """Hosts that left after a notice."""
-
-    def excess(self, limits: Limits) -> str | None:
-        """Which limit is exceeded, as a sentence; None if none is."""
-        resets = self.failures + self.resizes
-        for count, limit, name in (
-            (resets, limits.resets, "resets"),
-            (self.failures, limits.failures, "failures"),
-            (self.resizes, limits.resizes, "resizes"),
-        ):
-            if limit is not None and count > limit:
-                return (
-                    f"the number of {name} exceeded its limit of {limit} ({counted(self.failures, 'failure')}, "
-                    f"{counted(self.resizes, 'resize')}); raise the limit, or look for the cause of the failures"
-                )
-        return None
-
-    def allow_resize(self, limits: Limits) -> bool:
-        """Whether one more resize stays within the limits."""
-        return ElasticCounts(self.failures, self.resizes + 1).excess(limits) is None

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
 
-from executors.api import worker_id
+from executors.api import counted, worker_id
+from executors.membership.deaths import Losses
 from executors.membership.events import (
     Action,
     End,
@@ -34,7 +35,6 @@ from executors.membership.events import (
 )
 from executors.membership.hosts import Hosts, spread
 from executors.membership.limits import ElasticCounts, Limits
-from executors.membership.losses import Losses
 
 GATHER_SECONDS = 0.5
 """A newcomer that is ready waits this long for others that still start, so that they come in by one change."""
@@ -54,6 +54,22 @@ class _Worker:
     """Whether it is in the last world that formed. A worker that left it may be about to end."""
     leaves: bool = False
     """Whether it ends by itself. Its place stays taken until its process has ended."""
+
+
+def excess(failures: int, resizes: int, limits: Limits) -> str | None:
+    """Which of the ``limits`` is exceeded, as a sentence; None if none is."""
+    resets = failures + resizes
+    for count, limit, name in (
+        (resets, limits.resets, "resets"),
+        (failures, limits.failures, "failures"),
+        (resizes, limits.resizes, "resizes"),
+    ):
+        if limit is not None and count > limit:
+            return (
+                f"the number of {name} exceeded its limit of {limit} ({counted(failures, 'failure')}, "
+                f"{counted(resizes, 'resize')}); raise the limit, or look for the cause of the failures"
+            )
+    return None
 
 
 class Membership:
@@ -233,9 +249,9 @@ class Membership:
         self.deadline = None if self._is_over else self._next_moment()
 
     def _check_limits(self) -> None:
-        excess = self.counts.excess(self.limits)
-        if excess is not None:
-            self._end(f"{excess}. The last failure: {self._last_failure}")
+        exceeded = excess(self.counts.failures, self.counts.resizes, self.limits)
+        if exceeded is not None:
+            self._end(f"{exceeded}. The last failure: {self._last_failure}")
 
     def _check_end(self) -> None:
         """End a job without a worker that could go on. A lost one that was done after all decides how."""
@@ -282,7 +298,7 @@ class Membership:
 
     def _may_start(self, places: int) -> bool:
         if self.published is not NOBODY:
-            return self._is_short() or self.counts.allow_resize(self.limits)
+            return self._is_short() or self._may_resize()
         has_waited = self._short_since is not None and self._now >= self._short_since + self.limits.timeout
         return places >= (self.limits.least if has_waited else self.limits.size)
 
@@ -390,13 +406,17 @@ class Membership:
         """
         if not set(self.published.workers) <= set(workers):
             return True
-        if workers == self.published.workers or not self.counts.allow_resize(self.limits):
+        if workers == self.published.workers or not self._may_resize():
             return False
         newcomers = [self._workers[worker] for worker in self._newcomers()]
         ready = [worker.ready_at for worker in newcomers if worker.ready_at is not None]
         if len(ready) == len(newcomers):
             return True
         return self._now >= min(ready) + GATHER_SECONDS
+
+    def _may_resize(self) -> bool:
+        """Whether one more resize stays within the limits."""
+        return excess(self.counts.failures, self.counts.resizes + 1, self.limits) is None
 
     def _count_resize(self, workers: Sequence[str]) -> None:
         gone = set(self.published.workers) - set(workers)

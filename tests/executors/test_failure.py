@@ -12,12 +12,11 @@ from collectives.api import (
 )
 from collectives.controller.messages import Stop
 from collectives.engine.shutdown import Ending
+from executors.agents.local.supervisor import TRACEBACK, kind_of_end
 from executors.failures import (
-    TRACEBACK,
     FailureKind,
     brief,
     kind_of_chain,
-    kind_of_end,
     kind_of_error,
     raised_elsewhere,
 )

@@ -37,8 +37,7 @@ from executors.agents.hosts.messages import (
     PassOn,
     Wrote,
 )
-from executors.agents.local.processes import Pipe
-from executors.agents.local.supervisor import Supervisor
+from executors.agents.local.supervisor import Pipe, Supervisor
 from executors.agents.local.work import NOT_STARTED
 from executors.agents.local.work import Launch as LaunchWorker
 from executors.api import ExecutorError, JobSecret

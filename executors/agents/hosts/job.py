@@ -18,12 +18,11 @@ from collectives.cores import usable_cores
 from collectives.net.interfaces import LOOPBACK
 from executors.agents.hosts.remote import AgentPlan, AgentReporter, OtherHosts
 from executors.agents.hosts.shell import RemoteShell
-from executors.agents.local.job import CommandProgram, FunctionProgram, ProcessJob, Program
+from executors.agents.local.job import BY_SIGNAL, CommandProgram, FunctionProgram, ProcessJob, Program
 from executors.agents.local.processes import passed_on
 from executors.agents.local.supervisor import (
     GRACE_SECONDS,
     Ended,
-    Event,
     Supervisor,
     Unheard,
     WorkerStarted,
@@ -31,7 +30,7 @@ from executors.agents.local.supervisor import (
 )
 from executors.agents.local.task import search_path
 from executors.agents.local.work import NOT_STARTED, CallWork, CommandWork, WorkerPayload
-from executors.api import ExecutorError, number_of, worker_id
+from executors.api import ExecutorError, number_of
 from executors.dashboard.picture import Address
 from executors.job.arguments import resolve_seconds
 from executors.job.discovery import HostDiscovery, HostWatch
@@ -45,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 HOST = "localhost"
 START_TIMEOUT_SECONDS = 30.0
-# A shell says 128 + n for a command that signal n ended.
-BY_SIGNAL = 128
 NO_SHELL = "give --remote-shell to start ranks on other hosts"
 
 
@@ -91,8 +88,7 @@ class HostsJob(ProcessJob, AgentReporter):
         self._work = work
         self._hosts = _named(options.hosts or {})
         self._has_begun = False
-        self._is_leaving = False
-        self._has_supervisor = self._has_hung_up = False
+        self._has_supervisor = False
         self._unheard: set[int] = set()
         self._wanted: set[str] = set()  # of the other hosts
         self._unused: set[str] = set()
@@ -139,7 +135,10 @@ class HostsJob(ProcessJob, AgentReporter):
         """Return when every worker has ended and none will be started."""
         self._find_hosts()
         for event in self._supervisor.events(self._is_over):
-            self.happened(event)
+            if event.rank >= 0:
+                self.happened(event)
+            elif isinstance(event, Ended) and self._others is not None:
+                self._others.agent_ended(event)
 
     def pass_on(self, number: int) -> None:
         """Send the workers that have a handler the signal ``number``, soon; from a handler of signals, at any time."""
@@ -164,7 +163,7 @@ class HostsJob(ProcessJob, AgentReporter):
     @override
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
         """A static job raises OSError where no process can be started."""
-        number, given = number_of(worker), self.variables(environment, self._options.environment)
+        number, given = self.number(worker), self.variables(environment, self._options.environment)
         if self._others is None or host == HOST:
             self._start_here(number, {**os.environ, **given, **self._threads})
         else:
@@ -172,7 +171,7 @@ class HostsJob(ProcessJob, AgentReporter):
 
     def _start_here(self, number: int, environment: Mapping[str, str]) -> None:
         try:
-            self._launch(self._supervisor, number, environment, self._tails)
+            self._launch(self._supervisor, number, environment, self._outputs)
         except OSError as error:
             if not self._limits.is_elastic:
                 raise
@@ -258,7 +257,7 @@ class HostsJob(ProcessJob, AgentReporter):
 
     def _other_hosts(self, shell: RemoteShell) -> OtherHosts:
         plan = AgentPlan(shell, self._work, self._options.start_timeout, self._options.grace, self._limits.most)
-        return OtherHosts(self._job, plan, self._supervisor, self._tails, self)
+        return OtherHosts(self._job, plan, self._supervisor, self._outputs, self)
 
     def _is_over(self) -> bool:
         return self.driver.is_over and (self._others is None or self._others.leave())
@@ -266,34 +265,19 @@ class HostsJob(ProcessJob, AgentReporter):
     # Events.
 
     @override
-    def happened(self, event: Event) -> None:
-        """Act on an event of a worker, here or on another host."""
-        if event.rank < 0:
-            self._agent_happened(event)
-        elif self._is_leaving:
-            return
-        elif isinstance(event, Unheard):
-            self._not_heard(event)
-        else:
-            self._say(event)
-            self._check_hung_up(event)
-            super().happened(event)
-
-    @override
     def not_started(self, number: int, text: str) -> None:
         if not self._is_leaving:
             super().not_started(number, text)
 
-    def _agent_happened(self, event: Event) -> None:
-        if isinstance(event, Ended) and self._others is not None:
-            self._others.agent_ended(event)
-
-    def _say(self, event: Event) -> None:
-        if self._options.verbose and isinstance(event, WorkerStarted):
-            host = self.driver.host_of(worker_id(event.rank))
+    @override
+    def _started(self, event: WorkerStarted) -> None:
+        if self._options.verbose:
+            host = self.driver.host_of(self.workers[event.rank])
             size = "" if self._limits.is_elastic else f" of {self._limits.size}"
             say(f"{self._name(event.rank)}{size} is process {event.pid} on {host}")
+        super()._started(event)
 
+    @override
     def _not_heard(self, event: Unheard) -> None:
         """Say it once for each signal, with the first of its workers."""
         if event.number not in self._unheard:
@@ -302,18 +286,7 @@ class HostsJob(ProcessJob, AgentReporter):
         self._unheard.add(event.number)
 
     def _name(self, number: int) -> str:
-        return worker_id(number) if self._limits.is_elastic else f"rank {number}"
-
-    def _check_hung_up(self, event: Event) -> None:
-        """A closed terminal ends a job whose ranks have no handler, also an elastic one."""
-        is_its_end = isinstance(event, Ended) and _signal_of(event.code) == signal.SIGHUP
-        if is_its_end and self._has_hung_up and not self.driver.is_over:
-            raise SystemExit(BY_SIGNAL + signal.SIGHUP)
-
-
-def _signal_of(code: int) -> int:
-    """The signal of an exit code, also of a shell."""
-    return -code if code < 0 else code - BY_SIGNAL
+        return self.workers[number] if self._limits.is_elastic else f"rank {number}"
 
 
 def _named(hosts: Mapping[str, int]) -> dict[str, int]:

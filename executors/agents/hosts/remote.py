@@ -33,12 +33,12 @@ from executors.agents.hosts.messages import (
     Wrote,
 )
 from executors.agents.hosts.shell import RemoteShell, script
-from executors.agents.local.supervisor import Ended, Event, Supervisor, WorkerStarted, longest_end
+from executors.agents.local.supervisor import Ended, Event, Supervisor, Tail, WorkerStarted, longest_end
 from executors.agents.local.task import search_path
 from executors.agents.local.work import WorkerPayload
 from executors.job.environment import packed, shared, startup
 from executors.job.job import Job, secret_variable
-from executors.job.output import Lines, Sink, Sinks, SinkTable, Tail, TeeSink
+from executors.job.output import Lines, Sink, Sinks, SinkTable, TeeSink
 
 logger = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class OtherHosts(Listener):
     def _give_up(self, host: _Host, text: str, advice: str = "") -> None:
         """Try again later, as long as the host is wanted. By default the advice is to try the remote shell."""
         host.phase, host.link = _Phase.WAITING, None
-        shown = "; ".join(host.output.text[-SHOWN_LINES:])
+        shown = "; ".join(host.output.text()[-SHOWN_LINES:])
         text = f"{text} ({shown})" if shown else text
         wait = min(FIRST_WAIT_SECONDS * 2.0 ** min(host.failures, MOST_DOUBLINGS), LONGEST_WAIT_SECONDS)
         host.failures += 1

@@ -1,4 +1,4 @@
-"""One worker process of this host, under its guard, and the pipes that come out of it."""
+"""One worker process of this host, under its guard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from types import FrameType
 
 from collectives.net import descriptors
 from executors.api import CommandNotFoundError
-from executors.job.output import Sink
 
 
 def check_command(program: str, environment: Mapping[str, str], host: str = "") -> None:
@@ -54,53 +53,7 @@ def passed_on(pass_on: Callable[[int], None]) -> Iterator[None]:
 
 
 GUARD = Path(__file__).with_name("guard.py")
-CHUNK = 1 << 16
-# Linux allows an ordinary user pipes of up to one mebibyte.
-CHUNKS_IN_A_PIPE = 16
 REAP_SECONDS = 10.0
-
-
-class Pipe:
-    """The reading end of a pipe, and the sink for its data. Never blocks."""
-
-    def __init__(self, fd: int, sink: Sink) -> None:
-        self.fd = fd
-        self.ended = False
-        self.closed = False
-        self._sink: Sink | None = sink
-        os.set_blocking(fd, False)
-
-    def read(self) -> bool:
-        """Hand one chunk to the sink. False if there is no chunk now, or if the pipe has :attr:`ended`."""
-        try:
-            data = os.read(self.fd, CHUNK)
-        except BlockingIOError:
-            return False
-        except OSError:  # of a connection: it broke
-            data = b""
-        self.ended = not data
-        if data and self._sink:
-            self._sink.feed(data)
-        return not self.ended
-
-    def drain(self) -> None:
-        """Hand the content of the pipe to the sink, but no more than a pipe can hold: a writer may still add to it."""
-        for _ in range(CHUNKS_IN_A_PIPE):
-            if self.closed or not self.read():
-                break
-
-    def mute(self) -> None:
-        """From now on, drop the data that is read."""
-        self._sink = None
-
-    def close(self) -> None:
-        """Close the pipe, then the sink. Closing twice does nothing."""
-        if self.closed:
-            return
-        self.closed = True
-        os.close(self.fd)
-        if self._sink:
-            self._sink.close()
 
 
 class WorkerProcess:

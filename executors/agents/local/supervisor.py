@@ -16,15 +16,18 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from collectives.net.frames import Frames
-from executors.agents.local.processes import Pipe, WorkerProcess
+from executors.agents.local.processes import WorkerProcess
 from executors.api import WorkerError
-from executors.failures import Failure, kind_of_end
+from executors.failures import COLOUR, CONSEQUENCES, Failure, FailureKind
 from executors.job.arguments import resolve_seconds
-from executors.job.output import Lines, Sinks
+from executors.job.output import Lines, Sink, Sinks, TeeSink
 
 GRACE_SECONDS = 5.0
 # The time of a guard, or of an agent, beyond the grace: to kill the remaining processes and to see them end.
 GUARD_SECONDS = 10.0
+CHUNK = 1 << 16
+# Linux allows an ordinary user pipes of up to one mebibyte.
+CHUNKS_IN_A_PIPE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,14 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The process of ``rank`` ended; ``code`` is negative for a signal. Its output and its messages came before."""
+    """The process of ``rank`` ended; ``code`` is negative for a signal. Its output and its messages came before.
+
+    ``last_lines`` are those of its standard error.
+    """
 
     rank: int
     code: int
+    last_lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +148,12 @@ class Supervisor:
             if messages is not None:
                 os.close(messages)
             raise
-        outputs = [Pipe(process.stdout, sinks[0]), Pipe(process.stderr, sinks[1])]
+        tail = Tail()
+        outputs = [Pipe(process.stdout, sinks[0]), Pipe(process.stderr, TeeSink(sinks[1], tail))]
         if messages is not None:
             outputs.append(Pipe(messages, _Frames(rank, self._events)))
         reports = Pipe(process.report, _Reports(lambda line: self._report(member, line)))
-        member = self._members[rank] = _Member(rank, process, outputs, reports, in_background)
+        member = self._members[rank] = _Member(rank, process, outputs, reports, tail, in_background)
         for channel in (*outputs, reports):
             self._selector.register(channel.fd, selectors.EVENT_READ, channel)
 
@@ -276,7 +284,7 @@ class Supervisor:
         member.ended = True
         for channel in member.outputs:
             channel.drain()
-        self._events.append(Ended(member.rank, code))
+        self._events.append(Ended(member.rank, code, member.tail.text()))
 
     def _gone(self, member: _Member) -> None:
         code = member.process.reap()
@@ -304,12 +312,82 @@ class Supervisor:
                 channel.mute()
 
 
+class Pipe:
+    """The reading end of a pipe, and the sink for its data. Never blocks."""
+
+    def __init__(self, fd: int, sink: Sink) -> None:
+        self.fd = fd
+        self.ended = False
+        self.closed = False
+        self._sink: Sink | None = sink
+        os.set_blocking(fd, False)
+
+    def read(self) -> bool:
+        """Hand one chunk to the sink. False if there is no chunk now, or if the pipe has :attr:`ended`."""
+        try:
+            data = os.read(self.fd, CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:  # of a connection: it broke
+            data = b""
+        self.ended = not data
+        if data and self._sink:
+            self._sink.feed(data)
+        return not self.ended
+
+    def drain(self) -> None:
+        """Hand the content of the pipe to the sink, but no more than a pipe can hold: a writer may still add to it."""
+        for _ in range(CHUNKS_IN_A_PIPE):
+            if self.closed or not self.read():
+                break
+
+    def mute(self) -> None:
+        """From now on, drop the data that is read."""
+        self._sink = None
+
+    def close(self) -> None:
+        """Close the pipe, then the sink. Closing twice does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        os.close(self.fd)
+        if self._sink:
+            self._sink.close()
+
+
+KEPT_LINES = 200
+LONGEST_SHOWN = 1000
+
+
+class Tail:
+    """Keeps the last lines of a stream, each without its end and cut after a thousand bytes."""
+
+    def __init__(self) -> None:
+        self._lines = Lines()
+        self._kept: deque[bytes] = deque(maxlen=KEPT_LINES)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self._kept.extend(line[:LONGEST_SHOWN] for line in self._lines.feed(data))
+
+    def close(self) -> None:
+        """The stream has ended; its last line may lack an end."""
+        self._kept.extend(line[:LONGEST_SHOWN] for line in self._lines.flush())
+
+    def text(self) -> tuple[str, ...]:
+        """The lines so far, and the last one, which may lack an end."""
+        rest = self._lines.rest[:LONGEST_SHOWN]
+        lines = [*self._kept, rest][-KEPT_LINES:] if rest else self._kept
+        return tuple(line.decode("utf-8", "replace").rstrip() for line in lines)
+
+
 @dataclass(slots=True)
 class _Member:
     rank: int
     process: WorkerProcess
     outputs: list[Pipe]
     reports: Pipe
+    tail: Tail
     in_background: bool
     ended: bool = False
 
@@ -332,11 +410,12 @@ class _Reports:
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
-        self._lines = Lines()
+        self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        for line in self._lines.feed(data):
-            self._report(line.decode("ascii").strip())
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._report(line.decode("ascii"))
 
     def close(self) -> None:
         """Drop the rest, which is no line."""
@@ -357,22 +436,42 @@ class _Frames:
         """Drop the rest, which is no message."""
 
 
+TRACEBACK = "Traceback (most recent call last):"
+# A shell reports a command that signal n ended as 128 + n; 64 is the largest signal.
+SIGNALLED = range(129, 129 + 64)
 # A worker whose function returned may take this long to end: handlers of atexit, threads that are no daemons.
 TEARDOWN_SECONDS = 60.0
 
 
-def ended(code: int, last_lines: tuple[str, ...] = (), what: str = "") -> Failure:
-    """The failure of a worker that ended with ``code``; ``what`` is the work that it left undone."""
-    return Failure(kind_of_end(code, last_lines), f"{_how(code)}{what}", code, last_lines)
+def ended(event: Ended, what: str = "") -> Failure:
+    """The failure of a worker whose process ended; ``what`` is the work that it left undone."""
+    kind = kind_of_end(event.code, event.last_lines)
+    return Failure(kind, f"{_how(event.code)}{what}", event.code, event.last_lines)
 
 
-def died(event: Ended, what: str, host: str, name: str = "", last_lines: tuple[str, ...] = ()) -> WorkerError:
-    """The error for a worker that ended unexpectedly, with its last lines; ``what`` is the work that it left undone.
+def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> FailureKind:
+    """The kind of a process that ended with ``exit_code``, negative for a signal, after these lines of its stderr.
+
+    A traceback with an error of this package anywhere in its chain, printed as ``module.Class: text``, is a
+    consequence.
+    """
+    if exit_code < 0 or exit_code in SIGNALLED:
+        return FailureKind.SIGNAL
+    lines = [COLOUR.sub("", line) for line in last_lines]
+    if TRACEBACK not in lines:
+        return FailureKind.EXIT
+    names = {line.partition(":")[0] for line in lines}
+    kinds = [kind for error, kind in CONSEQUENCES.items() if f"{error.__module__}.{error.__qualname__}" in names]
+    return min(kinds, default=FailureKind.EXCEPTION)
+
+
+def died(event: Ended, what: str, host: str, name: str = "") -> WorkerError:
+    """The error for a worker that ended unexpectedly; ``what`` is the work that it left undone.
 
     ``name`` is the readable name of ``host``, if ``host`` is no such name.
     """
     text = f"rank {event.rank} on {name or host} {_how(event.code)}{what}"
-    return WorkerError(text, event.rank, host, event.code, last_lines)
+    return WorkerError(text, event.rank, host, event.code)
 
 
 def _how(code: int) -> str:

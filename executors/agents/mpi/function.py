@@ -19,6 +19,7 @@ from executors.agents.local.supervisor import (
     MessageReceived,
     Supervisor,
     WorkerStarted,
+    kind_of_end,
 )
 from executors.agents.local.task import search_path
 from executors.agents.local.work import CallWork
@@ -26,10 +27,10 @@ from executors.agents.mpi.launch import MpiConsole, environment_of, mpirun_of, s
 from executors.agents.mpi.mpirun import MpiJob
 from executors.api import ExecutorError, JobSecret, StartTimeoutError, WorkerError
 from executors.driver.outcome import Outcome, values
-from executors.failures import CAUSE_SECONDS, Failure, kind_of_end, with_last_lines
+from executors.failures import CAUSE_SECONDS, Failure, with_last_lines
 from executors.job.host import address_for, is_this_host
 from executors.job.job import secret_variable
-from executors.job.output import Tails, say
+from executors.job.output import say
 from executors.membership.deaths import Failures
 
 
@@ -60,16 +61,18 @@ def run_function_by_mpi(call: bytes, job: MpiJob, options: MpiOptions) -> list[o
     environment = environment_of(job, {**options.variables, **path, **secret_variable(secret)})
     address = LOOPBACK if all(map(is_this_host, job.hosts)) else address_for(job.hosts, given)
     with ExitStack() as stack:
-        supervisor, tails = stack.enter_context(Supervisor()), Tails(MpiConsole())
+        supervisor = stack.enter_context(Supervisor())
         ranks = _Ranks(supervisor, CallWork(call), job, options)
         port = stack.enter_context(AgentServer(address, secret, ranks)).port
         task = [options.python, "-m", "executors.agents.mpi.task", address, str(port), str(job.size)]
         whole = replace(job, command=task)
         command = mpirun_of(whole, environment)
-        start_launcher(supervisor, whole, command.words, command.variables, tails, options.is_verbose)
+        start_launcher(supervisor, whole, command.words, command.variables, MpiConsole(), options.is_verbose)
         supervisor.after(options.start_timeout, ranks.check_up)
-        codes = [ranks.launcher_ended(event) for event in supervisor.events(ranks.are_gone) if isinstance(event, Ended)]
-    return ranks.values(codes[0], tails.last_lines(0))
+        for event in supervisor.events(ranks.are_gone):
+            if isinstance(event, Ended):
+                ranks.launcher_ended(event)
+    return ranks.values()
 
 
 class _Ranks:
@@ -86,6 +89,8 @@ class _Ranks:
         self._outcomes: dict[int, Outcome] = {}
         self._lost: list[int] = []
         self._is_ended = False
+        self._code: int | None = None
+        self._last_lines: tuple[str, ...] = ()
 
     # In the thread of the agent server.
 
@@ -114,34 +119,35 @@ class _Ranks:
         """Whether no rank is connected."""
         return not self._links
 
-    def launcher_ended(self, event: Ended) -> int | None:
-        """Its exit code, None if it was asked to end. A rank that outlives it has the time of grace."""
+    def launcher_ended(self, event: Ended) -> None:
+        """A rank that outlives the launcher has the time of grace. One that was asked to end has no exit code."""
         self._supervisor.after(GRACE_SECONDS, self._cut)
-        return None if self._is_ended else event.code
+        self._code, self._last_lines = None if self._is_ended else event.code, event.last_lines
 
-    def values(self, code: int | None, last_lines: tuple[str, ...]) -> list[object]:
+    def values(self) -> list[object]:
         """The results by rank. Raises the likeliest failure."""
         failures = Failures()
         for rank, outcome in self._outcomes.items():
             if outcome.failed:
                 failures.add(f"rank {rank}", rank, outcome.failure())
         if len(self._outcomes) < self._job.size:
-            failures.add("mpirun", None, self._without(code, last_lines))
+            failures.add("mpirun", None, self._without())
         if failures:
             failure = failures.cause.failure
             raise failure.error or ExecutorError(failure.text)
         return values(self._outcomes.values())
 
-    def _without(self, code: int | None, last_lines: tuple[str, ...]) -> Failure:
+    def _without(self) -> Failure:
         """The failure of the first rank that was lost, or else of mpirun itself."""
+        code = self._code
         how = "" if code is None else f"mpirun ended with exit code {code}"
         kind = kind_of_end(code or 0, ())
         if not self._lost:
             text = f"{how or 'mpirun ended'} before its ranks were up"
-            return Failure(kind, with_last_lines(text, last_lines))
+            return Failure(kind, with_last_lines(text, self._last_lines))
         rank = self._lost[0]
         text = f"rank {rank} on {self._hosts[rank]} ended before its function returned{how and f'; {how}'}"
-        return Failure(kind, text, error=WorkerError(text, rank, self._hosts[rank], code, last_lines))
+        return Failure(kind, text, error=WorkerError(text, rank, self._hosts[rank], code, self._last_lines))
 
     def _connected(self, link: AgentConnection) -> None:
         problem = link.hello.mismatch

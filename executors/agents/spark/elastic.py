@@ -92,7 +92,7 @@ class ElasticSparkJob(ProcessJob, Listener):
     @override
     def _open(self, stack: ExitStack) -> None:
         super()._open(stack)
-        self._sinks = SinkTable(self._tails)
+        self._sinks = SinkTable(self._outputs)
         stack.callback(self._sinks.close)
         stack.enter_context(self._agent_server)
 
@@ -130,7 +130,7 @@ class ElasticSparkJob(ProcessJob, Listener):
 
     @override
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
-        number = number_of(worker)
+        number = self.number(worker)
         own = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": self._reached[0], **self._options.environment}
         given = self.variables(environment, own, self._options.nics)
         del given[ENVIRONMENT_SECRET]  # the agent knows it

@@ -25,8 +25,8 @@ from executors.membership import (
     WorkerReady,
     WorldFormed,
 )
+from executors.membership.deaths import Losses
 from executors.membership.hosts import Hosts
-from executors.membership.losses import Losses
 
 
 class Life:

@@ -39,6 +39,7 @@ class Functions(ProcessJob):
     def __init__(self):
         limits = Limits(3, 1, 3)
         super().__init__(limits, Job(3), FunctionProgram(), Output(3), 30.0, None)
+        self.workers = dict(enumerate(Driver.members))
         self.driver = Driver()
         self.alarms = []
 

@@ -2,7 +2,7 @@
 
 import os
 
-from executors.agents.local.supervisor import Ended, Supervisor, WorkerStarted
+from executors.agents.local.supervisor import KEPT_LINES, Ended, Supervisor, WorkerStarted
 from executors.job.output import Output
 
 
@@ -26,3 +26,11 @@ def test_a_descriptor_that_can_be_read_is_acted_on_once():
     assert heard == [b"1"]
     os.close(reader)
     os.close(writer)
+
+
+def test_the_end_of_a_process_has_its_last_lines_also_one_without_an_end():
+    script = f"seq 1 {KEPT_LINES + 5} >&2; printf 'no end' >&2; echo other; exit 3"
+    with Output(1) as output, Supervisor() as supervisor:
+        supervisor.launch(0, ["sh", "-c", script], os.environ, output)
+        *_, last = supervisor.events()
+    assert last == Ended(0, 3, (*map(str, range(7, KEPT_LINES + 6)), "no end"))
