@@ -11,7 +11,7 @@ import hvd_cluster
 from tests.doc_blocks import PAGES, PLACES, ROOT, blocks, execute
 
 SECTION = re.compile(r'"([^"]+)"\s+in\s+the\s+(\w+)\s+page')
-LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)]*))?\)")
 SOURCES = [path for layer in ("collectives", "executors", "hvd_cluster") for path in (ROOT / layer).rglob("*.py")]
 
 
@@ -71,9 +71,16 @@ def test_every_block_has_a_place_where_it_is_run():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page):
-    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
-    assert not [link for link in links if not (page.parent / link).exists()]
+def test_links_lead_to_files_and_headings(page):
+    links = [(page.parent / file, heading) for file, heading in LINK.findall(page.read_text()) if "://" not in file]
+    assert not [file for file, _ in links if not file.exists()]
+    assert not [(file, heading) for file, heading in links if heading and heading not in anchors(file.read_text())]
+
+
+def anchors(text):
+    """Those that GitHub makes of headings."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

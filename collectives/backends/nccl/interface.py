@@ -100,7 +100,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def error(self) -> str:
-        """What went wrong in an operation that has begun; empty where nothing did. Never blocks."""
+        """The error of an operation that has begun; empty if there is none. Never blocks."""
 
     @abstractmethod
     def abort(self) -> None:

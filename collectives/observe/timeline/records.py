@@ -74,7 +74,7 @@ def text(phase: str, lane: int, moment: Moment, fields: str) -> str:
 
 
 LARGEST = 512
-"""So many records at most become one text, which is some 60 KB then."""
+"""The largest number of records in one text, of some 60 KB."""
 TIME = Moment(0.0, "%s")
 
 

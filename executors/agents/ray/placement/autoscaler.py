@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Ray has no public function for this. Its first autoscaler reports here, the second one does not.
 STATUS_KEY = "__autoscaling_status"
-# What the autoscaler calls the type of a node that it has not started: without a configuration it starts none.
+# The type that the autoscaler names for a node that it has not started. Without a configuration it starts none.
 MIRRORED = re.compile(r"node_[0-9a-f]{56}")
 
 
