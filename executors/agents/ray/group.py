@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayError, RuntimeEnvSetupError
 from ray.util import placement_group_table
 
 from executors.agents.ray.placement.nodes import how
-from executors.agents.ray.placement.placement_group import REMIND_S, WARN_S, Reservation
+from executors.agents.ray.placement.reservation import REMIND_S, WARN_S, Reservation
 from executors.agents.ray.worker import HorovodWorker, Location, actor_class
 from executors.api import ExecutorError, Slot, StartTimeoutError, counted
 from executors.job.worlds import assign_ranks

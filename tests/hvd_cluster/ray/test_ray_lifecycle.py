@@ -16,8 +16,8 @@ from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_cluster import add_node, connect, eventually, groups_left, workers_left
 
-from executors.agents.ray import waiting, worker
-from executors.agents.ray.placement import placement_group
+from executors.agents.ray import call_on_ranks, worker
+from executors.agents.ray.placement import reservation
 from executors.agents.ray.placement.autoscaler import Demand
 from executors.api import ExecutorError, PlacementError, StartTimeoutError, WorkerError
 from hvd_cluster.ray import RayExecutor
@@ -141,12 +141,12 @@ class TestOwners:
 
 def test_a_keeper_without_an_owner_removes_the_group(monkeypatch):
     """The owner died before its first call arrived."""
-    monkeypatch.setattr(placement_group, "FIRST_CALL_S", 0.1)
+    monkeypatch.setattr(reservation, "FIRST_CALL_S", 0.1)
     removed, killed = threading.Event(), threading.Event()
-    monkeypatch.setattr(placement_group, "remove_placement_group", lambda group: group == "group" and removed.set())
+    monkeypatch.setattr(reservation, "remove_placement_group", lambda group: group == "group" and removed.set())
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(current_actor="the reaper"))
     monkeypatch.setattr(ray, "kill", lambda actor: actor == "the reaper" and killed.set())
-    placement_group.PlacementGroupReaper("group")
+    reservation.PlacementGroupReaper("group")
     assert killed.wait(SECONDS)
     assert removed.is_set()
 
@@ -193,13 +193,11 @@ class TestPlacement:
         assert not groups_left()
 
     def test_a_wait_for_an_autoscaler_ends(self, monkeypatch, caplog):
-        monkeypatch.setattr("executors.agents.ray.placement.placement_group.WARN_S", 0.5)
-        monkeypatch.setattr("executors.agents.ray.placement.placement_group.may_grow", lambda: True)
+        monkeypatch.setattr("executors.agents.ray.placement.reservation.WARN_S", 0.5)
+        monkeypatch.setattr("executors.agents.ray.placement.reservation.may_grow", lambda: True)
         with pytest.raises(PlacementError, match=r"waited 3 s \(placement_group_timeout_s\)"):
             executor_of(num_workers=5, patience=3).start()
-        [record] = [
-            record for record in caplog.records if record.name == "executors.agents.ray.placement.placement_group"
-        ]
+        [record] = [record for record in caplog.records if record.name == "executors.agents.ray.placement.reservation"]
         assert record.message.startswith(
             "the cluster has no room for 5 workers\n  requested: 5 workers with 1 CPU each"
         )
@@ -392,7 +390,7 @@ class TestFailure:
                 executor.run(time.sleep, [HANG_S])
 
     def test_an_exception_frees_those_that_hang(self, monkeypatch):
-        monkeypatch.setattr(waiting, "GRACE_S", 0.5)
+        monkeypatch.setattr(call_on_ranks, "GRACE_S", 0.5)
         with executor_of(num_workers=2) as executor:
             with pytest.raises(ValueError, match="rank 1 has had enough"):
                 executor.run(fail_on_1)
@@ -400,14 +398,14 @@ class TestFailure:
                 executor.run(rank)
 
     def test_the_cause_is_reported_not_its_consequence(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(waiting, "GRACE_S", SECONDS)
+        monkeypatch.setattr(call_on_ranks, "GRACE_S", SECONDS)
         reported = tmp_path / "reported"
 
-        def report(self, *args, report=waiting.CallOnRanks.report):
+        def report(self, *args, report=call_on_ranks.CallOnRanks.report):
             report(self, *args)
             reported.touch()
 
-        monkeypatch.setattr(waiting.CallOnRanks, "report", report)
+        monkeypatch.setattr(call_on_ranks.CallOnRanks, "report", report)
 
         def lose_the_peer():
             if rank() == 0:

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import ray
 
+from executors.agents.ray.call_on_ranks import CallOnRanks
 from executors.agents.ray.placement.autoscaler import mirrors
 from executors.agents.ray.placement.request import RayRequest, actor_options
 from executors.agents.ray.placement.shortage import ClusterState, Outlook, capacity, explain
 from executors.agents.ray.settings import check_extra
 from executors.agents.ray.train.datasets import Sharded, split
-from executors.agents.ray.waiting import CallOnRanks
 from executors.api import ExecutorError, PlacementError, StartTimeoutError
 from executors.job.call import Call
 from executors.job.environment import gpu_variables, interface_variables

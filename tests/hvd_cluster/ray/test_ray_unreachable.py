@@ -8,9 +8,9 @@ import ray
 from ray.exceptions import ActorUnavailableError
 
 from executors.agents.ray import actors, group
+from executors.agents.ray.call_on_ranks import CallOnRanks
 from executors.agents.ray.placement.nodes import how
 from executors.agents.ray.placement.request import RayRequest
-from executors.agents.ray.waiting import CallOnRanks
 from executors.agents.ray.worker import Location
 from executors.api import WorkerError
 from executors.failures import Failure, FailureKind

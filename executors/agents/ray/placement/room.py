@@ -16,8 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from executors.agents.ray.placement.capacity import Resources, Share, count_slots, fits, slots
 from executors.agents.ray.placement.nodes import cluster_now
-from executors.agents.ray.placement.placement_group import cluster_state
 from executors.agents.ray.placement.request import RayRequest
+from executors.agents.ray.placement.reservation import cluster_state
 from executors.agents.ray.placement.shortage import explain, show
 from executors.api import counted
 
