@@ -24,7 +24,17 @@ class _Cast(CastCompressor, IntoCompressor):
     @staticmethod
     @override
     def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return _cast(tensor, dtype)
+        """``tensor`` as ``dtype``, in memory that is used again if it is large.
+
+        To allocate and free it in each step would let the C library return memory to the kernel, also that of
+        gradients, and page faults would cost more time than the conversion.
+        """
+        if not tensor.is_cpu or tensor.requires_grad or tensor.dtype is dtype or not tensor.is_contiguous():
+            return tensor.to(dtype)
+        if tensor.numel() * dtype.itemsize < memory.MINIMUM:
+            return tensor.to(dtype)
+        small: torch.Tensor = fresh(tuple(tensor.shape), dtype).owner.copy_(tensor)
+        return small
 
     @classmethod
     @override
@@ -36,20 +46,6 @@ class _Cast(CastCompressor, IntoCompressor):
     def decompress_into(tensor: torch.Tensor, ctx: Any, target: torch.Tensor) -> None:
         if tensor is not target:
             target.copy_(tensor)
-
-
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``tensor`` as ``dtype``, in memory that is used again if it is large.
-
-    To allocate and free it in each step would let the C library return memory to the kernel, also that of gradients,
-    and page faults would cost more time than the conversion.
-    """
-    if not tensor.is_cpu or tensor.requires_grad or tensor.dtype is dtype or not tensor.is_contiguous():
-        return tensor.to(dtype)
-    if tensor.numel() * dtype.itemsize < memory.MINIMUM:
-        return tensor.to(dtype)
-    small: torch.Tensor = fresh(tuple(tensor.shape), dtype).owner.copy_(tensor)
-    return small
 
 
 class FP16Compressor(_Cast):
