@@ -23,7 +23,7 @@ from hvd_cluster.core.process_sets import global_process_set
 def train():
     basics.init()
     numbers = numpy.full({NUMBERS}, basics.rank() + 1.0, numpy.float32)
-    run(Operation.ALLREDUCE, in_place, numbers, "numbers", global_process_set, op=ReduceOp.SUM)
+    run(Operation.ALLREDUCE, in_place, numbers, "numbers", global_process_set)
     assert features.mpi_enabled()
     return basics.rank(), basics.local_rank(), basics.cross_rank(), set(numbers.tolist())
 """
