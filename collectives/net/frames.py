@@ -83,19 +83,29 @@ class Frames:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The frames that ``data`` completes. Raises PermissionError for one that is too long."""
-        unread, found, start = self._unread, [], 0
-        unread += data
-        while len(unread) >= start + HEADER_BYTES:
-            (length,) = LENGTH.unpack_from(unread, start)
+        if not self._unread:
+            found, end = self._cut(data)
+            self._unread += data[end:]
+            return found
+        self._unread += data
+        with memoryview(self._unread) as whole:
+            found, end = self._cut(whole)
+        del self._unread[:end]
+        return found
+
+    def _cut(self, data: bytes | memoryview) -> tuple[list[bytes], int]:
+        """The whole frames in ``data``, and their end."""
+        found, start, size = [], 0, len(data)
+        while size >= start + HEADER_BYTES:
+            (length,) = LENGTH.unpack_from(data, start)
             if length > self._limit:
                 check_length(length, self._limit)
             stop = start + HEADER_BYTES + length
-            if len(unread) < stop:
+            if size < stop:
                 break
-            found.append(bytes(memoryview(unread)[start + HEADER_BYTES : stop]))
+            found.append(bytes(data[start + HEADER_BYTES : stop]))
             start = stop
-        del unread[:start]
-        return found
+        return found, start
 
     @property
     def missing(self) -> int:
