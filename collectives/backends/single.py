@@ -91,7 +91,3 @@ class SingleJoining(Joining):
     @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> SingleBackend:
         return SingleBackend(self.group)
-
-    @override
-    def close(self) -> None:
-        return

@@ -51,10 +51,6 @@ class MpiJoining(Joining):
         communicator = create(self._mpi, members, key, self._watch(attempt))
         return MessagingBackend(MpiTransport(self.group, communicator, self._timeout))
 
-    @override
-    def close(self) -> None:
-        """There is no address to release."""
-
     def _watch(self, attempt: ConnectAttempt) -> Callable[[float], None]:
         def look(waited: float) -> None:
             attempt.check()
