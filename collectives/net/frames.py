@@ -1,10 +1,10 @@
 """Frames, and the proof of each that its sender knows the secret of the job: for all connections. Without a socket.
 
-A frame is a length (8 bytes, big-endian) and that many bytes. No content is decoded before it is authenticated: by
-:func:`seal` with a nonce of the other side, or by a :class:`Sealer`. There both sides send a nonce; then the side that
-called sends its first frame, and the other side answers, if the frame is genuine, with its own first one. The digest
-covers the direction, the nonces and the number of the frame, so no frame can be replayed, dropped or sent back
-unnoticed. :mod:`collectives.net.strangers` limits connections that have proved nothing yet.
+A frame is a length (8 bytes, big-endian) and that many bytes. No frame of a stranger is decoded: the first one has a
+proof, made by :func:`seal` from a nonce of the other side, or all have one, made by a :class:`Sealer`. For the latter
+both sides send a nonce; then the side that called sends its first frame, and the other side answers, if the frame is
+genuine, with its own first one. The digest covers the direction, the nonces and the number of the frame, so no frame
+can be replayed, dropped or sent back unnoticed. :mod:`collectives.net.strangers` limits connections without a proof.
 """
 
 from __future__ import annotations
