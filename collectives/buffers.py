@@ -88,6 +88,11 @@ def host_bytes(buffers: Sequence[Buffer]) -> list[npt.NDArray[np.uint8]]:
     return [buffer.bytes if buffer.array is None else buffer.array.view(np.uint8) for buffer in buffers]
 
 
+def as_bytes(buffers: Sequence[Buffer]) -> list[Buffer]:
+    """The same memory, as elements of one byte each."""
+    return [buffer.cast(DType.UINT8) for buffer in buffers]
+
+
 def empty(dtype: DType, shape: Sequence[int]) -> Buffer:
     """A new host buffer; its owner is the array in ``shape``."""
     array = np.empty(tuple(shape), dtype.storage)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
-from collectives.api import EngineError, Parameters, ReduceOp, Topology
+from collectives.api import CollectiveTimeoutError, EngineError, Parameters, ReduceOp, Topology
 from collectives.backends.completion import Completion
 from collectives.backends.memory import Memory
 from collectives.backends.phases import OnPhase, Receiver, Span, time_phases
@@ -51,6 +51,10 @@ class Group:
         """The other members, for a message about one of them that is not known."""
         return ("" if self.size < 3 else "at least one of ") + self.describe(self.others)
 
+    def late(self, what: str) -> CollectiveTimeoutError:
+        """The error for other members that did not do ``what`` in time; it names all, as nobody knows which one."""
+        return CollectiveTimeoutError(f"{self.some_others()} {what}", self.ranks_at(self.others))
+
     def part(self, positions: Sequence[int]) -> Group:
         """The group of the members at ``positions``, which include that of this process."""
         ranks = tuple(self.ranks_at(positions))
@@ -81,6 +85,12 @@ MOST_VOTERS = 64
 hierarchy also those of a host, which may vote over the network as well."""
 
 
+Call: TypeAlias = Callable[[], None]
+
+OnMissing: TypeAlias = Callable[[list[int]], None]
+"""Called with the positions of the members that a vote still waits for."""
+
+
 class Vote(ABC):
     """The members decide, round by round, whether to run an operation.
 
@@ -88,13 +98,7 @@ class Vote(ABC):
     """
 
     @abstractmethod
-    def attempt(
-        self,
-        value: int,
-        call: Callable[[], None],
-        waiting: Callable[[list[int]], None],
-        agreed: Callable[[], None],
-    ) -> bool:
+    def attempt(self, value: int, call: Call, waiting: OnMissing, agreed: Call) -> bool:
         """Run ``call``, an operation on all members, if all members attempt ``value``; return whether they do.
 
         ``value`` has 32 bits and is not 0. ``agreed`` is called as soon as all members have attempted ``value``, at
@@ -313,6 +317,6 @@ class Bootstrap(ABC):
         Raises PeerLostError, CollectiveTimeoutError, and the error that ``attempt`` was aborted with.
         """
 
-    @abstractmethod
     def close(self) -> None:
-        """Release the offered address, after :meth:`connect` or instead of it. Idempotent."""
+        """Release the offered address, if it is one of this member, after :meth:`connect` or instead. Idempotent."""
+        return

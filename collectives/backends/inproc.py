@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from collectives.api import CollectiveTimeoutError, EngineError, PeerLostError, ShutDownError, override
-from collectives.backends.base import Group, OffersVote, Vote
+from collectives.backends.base import Call, Group, OffersVote, OnMissing, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.transport import parts
 from collectives.kernels.reduction import Reduction
@@ -141,13 +141,7 @@ class _InprocVote(Vote):
         self._rank = rank
         self._group = group
 
-    def attempt(
-        self,
-        value: int,
-        call: Callable[[], None],
-        waiting: Callable[[list[int]], None],
-        agreed: Callable[[], None],
-    ) -> bool:
+    def attempt(self, value: int, call: Call, waiting: OnMissing, agreed: Call) -> bool:
         values = self._group.come(self._rank, value)
         while (verdict := self._group.agreed(self._rank, values)) is None:
             waiting([rank for rank in range(self._group.size) if rank not in values])

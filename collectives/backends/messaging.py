@@ -118,7 +118,7 @@ class MessagingBackend(HostBackend):
     def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
-        self._transport.check()
+        self._transport.enter()
         if np.may_share_memory(source, destination):
             staged = self._outgoing.take(source.size, DType.UINT8)
             np.copyto(staged, source)
@@ -126,7 +126,7 @@ class MessagingBackend(HostBackend):
         self._exchange(source, destination, list(send_counts), list(receive_counts))
 
     def wait_for_all(self) -> None:
-        self._transport.check()
+        self._transport.enter()
         self._transport.barrier()
 
     @override

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from collectives.api import DType, ShutDownError, override
-from collectives.backends.base import Bootstrap, Group, OffersVote, Vote
+from collectives.backends.base import Bootstrap, Call, Group, OffersVote, OnMissing, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.kernels.reduction import Reduction, scale_array
 from collectives.kernels.segments import Segments
@@ -15,13 +15,7 @@ from collectives.net.attempts import ConnectAttempt
 class _Alone(Vote):
     """A single member always agrees."""
 
-    def attempt(
-        self,
-        value: int,
-        call: Callable[[], None],
-        waiting: Callable[[list[int]], None],
-        agreed: Callable[[], None],
-    ) -> bool:
+    def attempt(self, value: int, call: Call, waiting: OnMissing, agreed: Call) -> bool:
         agreed()
         call()
         return True
@@ -97,7 +91,3 @@ class SingleBootstrap(Bootstrap):
     @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> SingleBackend:
         return SingleBackend(self.group)
-
-    @override
-    def close(self) -> None:
-        return

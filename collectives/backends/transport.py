@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
@@ -32,10 +33,24 @@ class Transport(ABC):
         self.group = group
         self.on_wait: OnWait = ignore_waits
         """To be called while this member waits for another one for long, see :meth:`Backend.attend`."""
+        self._error: Exception | None = None
+        # Owned by this transport; held for a few instructions. A signal handler may abort while its thread has it.
+        self._error_lock = threading.RLock()
 
-    @abstractmethod
     def check(self) -> None:
         """Raise the error that ended this transport, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    def enter(self) -> None:
+        """As :meth:`check`, for an operation whose first call is one of the collectives."""
+        self.check()
+
+    def _end(self, error: Exception) -> Exception:
+        """The error that this and all later calls raise: ``error``, or an earlier one."""
+        with self._error_lock:
+            self._error = self._error or error
+            return self._error
 
     @phase("exchange")
     @abstractmethod

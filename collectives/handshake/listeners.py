@@ -182,7 +182,7 @@ class Candidates:
 
     def _accept(self, descriptor: int) -> None:
         try:
-            sock = self._strangers.accept(self._listeners.by_descriptor[descriptor], time.monotonic())
+            sock = self._strangers.next_from(self._listeners.by_descriptor[descriptor], time.monotonic())
         except OSError as error:
             if not descriptors.are_exhausted(error):
                 raise

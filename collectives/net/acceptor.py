@@ -131,7 +131,7 @@ class Acceptor:
     def _accept(self) -> None:
         """Accept one connection: in a burst, those accepted before authenticate in the meantime."""
         try:
-            sock = self._strangers.accept(self._listener, self._loop.time())
+            sock = self._strangers.next_from(self._listener, self._loop.time())
         except OSError as error:
             reason = descriptors.EXHAUSTED if descriptors.are_exhausted(error) else "the listening socket refuses"
             self.warn("%s cannot accept a connection: %s (%s)", self._name, reason, error)

@@ -1,10 +1,10 @@
 """Frames, and the proof of each that its sender knows the secret of the job: for all connections. Without a socket.
 
-A frame is a length (8 bytes, big-endian) and that many bytes. No content is decoded before it is authenticated: by
-:func:`seal` with a nonce of the other side, or by a :class:`Sealer`. There both sides send a nonce; then the side that
-called sends its first frame, and the other side answers, if the frame is genuine, with its own first one. The digest
-covers the direction, the nonces and the number of the frame, so no frame can be replayed, dropped or sent back
-unnoticed. :mod:`collectives.net.strangers` limits connections that have proved nothing yet.
+A frame is a length (8 bytes, big-endian) and that many bytes. No frame of a stranger is decoded: the first one has a
+proof, made by :func:`seal` from a nonce of the other side, or all have one, made by a :class:`Sealer`. For the latter
+both sides send a nonce; then the side that called sends its first frame, and the other side answers, if the frame is
+genuine, with its own first one. The digest covers the direction, the nonces and the number of the frame, so no frame
+can be replayed, dropped or sent back unnoticed. :mod:`collectives.net.strangers` limits connections without a proof.
 """
 
 from __future__ import annotations
@@ -83,19 +83,29 @@ class Frames:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The frames that ``data`` completes. Raises PermissionError for one that is too long."""
-        unread, found, start = self._unread, [], 0
-        unread += data
-        while len(unread) >= start + HEADER_BYTES:
-            (length,) = LENGTH.unpack_from(unread, start)
+        if not self._unread:
+            found, end = self._cut(data)
+            self._unread += data[end:]
+            return found
+        self._unread += data
+        with memoryview(self._unread) as whole:
+            found, end = self._cut(whole)
+        del self._unread[:end]
+        return found
+
+    def _cut(self, data: bytes | memoryview) -> tuple[list[bytes], int]:
+        """The whole frames in ``data``, and their end."""
+        found, start, size = [], 0, len(data)
+        while size >= start + HEADER_BYTES:
+            (length,) = LENGTH.unpack_from(data, start)
             if length > self._limit:
                 check_length(length, self._limit)
             stop = start + HEADER_BYTES + length
-            if len(unread) < stop:
+            if size < stop:
                 break
-            found.append(bytes(memoryview(unread)[start + HEADER_BYTES : stop]))
+            found.append(bytes(data[start + HEADER_BYTES : stop]))
             start = stop
-        del unread[:start]
-        return found
+        return found, start
 
     @property
     def missing(self) -> int:

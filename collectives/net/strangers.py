@@ -77,7 +77,7 @@ class Strangers:
         """Whether no other one may come now."""
         return len(self._since) >= self.capacity
 
-    def accept(self, listener: socket.socket, now: float) -> socket.socket | None:
+    def next_from(self, listener: socket.socket, now: float) -> socket.socket | None:
         """The next connection to ``listener``, now one of the strangers; None if it has gone.
 
         Raises OSError, mostly for want of a descriptor; then no other one may come for a moment.

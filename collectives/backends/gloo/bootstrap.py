@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, override
+from collectives.api import HorovodInternalError, override
 from collectives.backends.base import Bootstrap, Group
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
 from collectives.backends.gloo.library import cannot_listen, import_torch, pack_offer, translate, unpack_offers
-from collectives.backends.gloo.transport import GlooBackend
+from collectives.backends.gloo.transport import GlooTransport
+from collectives.backends.messaging import MessagingBackend
 from collectives.net import interfaces
 from collectives.net.attempts import ConnectAttempt
 
@@ -51,7 +52,7 @@ class GlooBootstrap(Bootstrap):
             raise
 
     @override
-    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> GlooBackend:
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> MessagingBackend:
         addresses, entries = zip(*unpack_offers(BINDING, offers, self.group), strict=True)
         peers = frozenset(addresses) - {NOWHERE}
         try:
@@ -61,7 +62,7 @@ class GlooBootstrap(Bootstrap):
             self._connections.shut_down()
             raise
         self._connections.find(peers)
-        return GlooBackend(self.group, process_group, self._connections, self._timeout)
+        return MessagingBackend(GlooTransport(self.group, process_group, self._connections, self._timeout))
 
     @override
     def close(self) -> None:
@@ -102,8 +103,7 @@ class _Construction:
         self._directory.hand_over(entries)
         done = self._done
         if done is None or not attempt.wait({done: select.POLLIN}):
-            text = f"{self._group.some_others()} did not connect to Gloo in time"
-            raise CollectiveTimeoutError(text, self._group.ranks_at(self._group.others))
+            raise self._group.late("did not connect to Gloo in time")
         with self._lock:
             result, self._result = self._result, None
         if self._error is not None:

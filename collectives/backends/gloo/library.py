@@ -51,12 +51,8 @@ def cannot_listen(error: Exception, address: str) -> Exception:
 
 
 def timed_out(group: Group, text: str) -> CollectiveTimeoutError:
-    """The error for an operation of ``group`` that took longer than the timeout; ``text`` describes the failure.
-
-    It names all ranks that may be late, as Gloo's error does not name the member.
-    """
-    text = f"{group.some_others()} did not answer in time ({text})"
-    return CollectiveTimeoutError(text, group.ranks_at(group.others))
+    """The error for an operation of ``group`` that took longer than the timeout; ``text`` describes the failure."""
+    return group.late(f"did not answer in time ({text})")
 
 
 def disconnected(group: Group) -> PeerLostError:

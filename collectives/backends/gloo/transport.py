@@ -14,7 +14,6 @@ from collectives.backends.base import Group
 from collectives.backends.gloo.connections import Connections
 from collectives.backends.gloo.library import GLOO_NAMES, disconnected, import_torch, is_exact, timed_out, translate
 from collectives.backends.host import Array, Bytes
-from collectives.backends.messaging import MessagingBackend
 from collectives.backends.transport import Transport
 
 SLICE = timedelta(seconds=0.05)
@@ -36,15 +35,7 @@ class GlooTransport(Transport):
         self._process_group = process_group
         self._connections = connections
         self._timeout = timeout
-        self._error: Exception | None = None
-        # Owned by this transport; held for a few instructions. A signal handler may abort while its thread has it.
-        self._error_lock = threading.RLock()
         self._unfinished: Any = None
-
-    @override
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     @override
     def alltoall(
@@ -133,11 +124,10 @@ class GlooTransport(Transport):
 
     def _fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise. Disconnects the peers, so that they do not wait in vain."""
-        with self._error_lock:
-            if self._error is None:
-                self._error = translate(error, self.group)
-        self._connections.shut_down()
-        return self._error
+        try:
+            return self._end(translate(error, self.group))
+        finally:
+            self._connections.shut_down()
 
 
 def _drop(group: Any, work: Any) -> None:
@@ -158,13 +148,3 @@ def _finished(work: Any, limit: timedelta) -> bool:
         return False
     work.wait()  # It has failed, or it ended just when the limit expired: this raises in the first case.
     return True
-
-
-class GlooBackend(MessagingBackend):
-    """A member of ``group``, with the connected ``process_group`` of torch, its ``timeout`` and its ``connections``.
-
-    :class:`~collectives.backends.gloo.bootstrap.GlooBootstrap` connects them.
-    """
-
-    def __init__(self, group: Group, process_group: Any, connections: Connections, timeout: float) -> None:
-        super().__init__(GlooTransport(group, process_group, connections, timeout))

@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from collectives.api import override
-from collectives.backends.base import Vote
-
-Waiting = Callable[[list[int]], None]
+from collectives.backends.base import Call, OnMissing, Vote
 
 
 class HostsVote(Vote):
@@ -36,7 +34,7 @@ class HostsVote(Vote):
         host: int,
         inside: Vote,
         across: Vote | None,
-        run: Callable[[Callable[[], None]], None],
+        run: Callable[[Call], None],
     ) -> None:
         self._hosts = hosts
         self._host = host
@@ -45,7 +43,7 @@ class HostsVote(Vote):
         self._run = run
 
     @override
-    def attempt(self, value: int, call: Callable[[], None], waiting: Waiting, agreed: Callable[[], None]) -> bool:
+    def attempt(self, value: int, call: Call, waiting: OnMissing, agreed: Call) -> bool:
         if not self._agree(value, waiting):
             return False
         agreed()
@@ -64,7 +62,7 @@ class HostsVote(Vote):
         if self._across is not None:
             self._across.hurry()
 
-    def _agree(self, value: int, waiting: Waiting) -> bool:
+    def _agree(self, value: int, waiting: OnMissing) -> bool:
         if not _ask(self._inside, value, self._naming_members(waiting)):
             if self._across is not None:
                 self._across.decline()
@@ -76,17 +74,17 @@ class HostsVote(Vote):
             return False
         return _ask(self._inside, value, self._naming_members(waiting))
 
-    def _naming_members(self, waiting: Waiting) -> Waiting:
+    def _naming_members(self, waiting: OnMissing) -> OnMissing:
         members = self._hosts[self._host]
         return lambda absent: waiting([members[place] for place in absent])
 
-    def _naming_hosts(self, waiting: Waiting) -> Waiting:
+    def _naming_hosts(self, waiting: OnMissing) -> OnMissing:
         if self._host:
             return lambda _: waiting([])
         return lambda absent: waiting([member for host in absent for member in self._hosts[host]])
 
 
-def _ask(vote: Vote, value: int, waiting: Waiting) -> bool:
+def _ask(vote: Vote, value: int, waiting: OnMissing) -> bool:
     return vote.attempt(value, _nothing, waiting, _nothing)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import msgpack
 
-from collectives.api import CollectiveTimeoutError, SettingsError, override
+from collectives.api import SettingsError, override
 from collectives.backends.base import Bootstrap, Group
+from collectives.backends.messaging import MessagingBackend
 from collectives.backends.mpi.communicators import KEY_BYTES, create
 from collectives.backends.mpi.library import describe, start_mpi
-from collectives.backends.mpi.transport import MpiBackend
+from collectives.backends.mpi.transport import MpiTransport
 from collectives.net.attempts import ConnectAttempt
 
 NONCE_BYTES = 8
@@ -39,7 +40,7 @@ class MpiBootstrap(Bootstrap):
         super().__init__(group, msgpack.packb((world.Get_rank(), world.Get_size(), os.urandom(NONCE_BYTES))))
 
     @override
-    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> MpiBackend:
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> MessagingBackend:
         members, sizes, _ = zip(*map(msgpack.unpackb, offers), strict=True)
         if len(set(members)) < len(members) or len(set(sizes)) > 1:
             raise SettingsError(
@@ -48,18 +49,13 @@ class MpiBootstrap(Bootstrap):
             )
         key = hashlib.sha256(b"".join(offers)).digest()[:KEY_BYTES]
         communicator = create(self._mpi, members, key, self._watch(attempt))
-        return MpiBackend(self.group, communicator, self._timeout)
-
-    @override
-    def close(self) -> None:
-        """There is no address to release."""
+        return MessagingBackend(MpiTransport(self.group, communicator, self._timeout))
 
     def _watch(self, attempt: ConnectAttempt) -> Callable[[float], None]:
         def look(waited: float) -> None:
             attempt.check()
             if attempt.is_over:
-                text = f"{self.group.some_others()} did not connect to MPI within {waited:.1f} s"
-                raise CollectiveTimeoutError(text, self.group.ranks_at(self.group.others))
+                raise self.group.late(f"did not connect to MPI within {waited:.1f} s")
 
         return look
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError, override
+from collectives.api import DType, EngineError, PeerLostError, ReduceOp, ShutDownError, override
 from collectives.backends.base import Group
 from collectives.backends.host import Array, Bytes
-from collectives.backends.messaging import MessagingBackend
 from collectives.backends.mpi.communicators import poll
 from collectives.backends.mpi.library import spoil, start_mpi, suspect, turn_of
 from collectives.backends.transport import Message, PointToPoint
@@ -41,16 +39,8 @@ class MpiTransport(PointToPoint):
         self._turn = turn_of(self._mpi)
         self._communicator = communicator
         self._timeout = timeout
-        self._error: Exception | None = None
-        # Owned by this transport; held for a few instructions. A signal handler may abort while its thread has it.
-        self._error_lock = threading.RLock()
         self._unfinished: list[tuple[Any, ...]] = []
         self._is_slow_between_hosts = _is_slow_between_hosts(self._mpi, group)
-
-    @override
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     @override
     def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
@@ -155,13 +145,10 @@ class MpiTransport(PointToPoint):
                 told = waited
                 self.on_wait()
             if waited - ended > self._timeout:
-                raise self._late(waited - ended)
+                text = f"did not answer in time (no message of MPI has ended for {waited - ended:.1f} s)"
+                raise self.group.late(text)
 
         poll(is_over, look)
-
-    def _late(self, seconds: float) -> CollectiveTimeoutError:
-        text = f"{self.group.some_others()} did not answer in time (no message of MPI has ended for {seconds:.1f} s)"
-        return CollectiveTimeoutError(text, self.group.ranks_at(self.group.others))
 
     def _translated(self, error: BaseException) -> Exception:
         if not isinstance(error, self._mpi.Exception):
@@ -178,11 +165,9 @@ class MpiTransport(PointToPoint):
 
     def _fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise."""
-        with self._error_lock:
-            if self._error is None:
-                self._error = error
-        suspect(str(self._error))
-        return self._error
+        first = self._end(error)
+        suspect(str(first))
+        return first
 
 
 def _is_slow_between_hosts(mpi: Any, group: Group) -> bool:
@@ -198,13 +183,3 @@ def _pieces(array: Array) -> Iterator[Array]:
     step = LARGEST // array.itemsize
     for start in range(0, array.size, step):
         yield array[start : start + step]
-
-
-class MpiBackend(MessagingBackend):
-    """A member of ``group``, with the ``communicator`` of its members; ``timeout`` bounds an operation, in seconds.
-
-    :class:`~collectives.backends.mpi.bootstrap.MpiBootstrap` connects them.
-    """
-
-    def __init__(self, group: Group, communicator: Any, timeout: float) -> None:
-        super().__init__(MpiTransport(group, communicator, timeout))

@@ -19,7 +19,7 @@ from collectives.backends.memory import Memory
 from collectives.backends.nccl.interface import Connect, NcclConnection, Placed, Recipe, recipe
 from collectives.backends.nccl.life import Life, NcclOperation
 from collectives.backends.nccl.watcher import Watcher
-from collectives.buffers import Buffer
+from collectives.buffers import Buffer, as_bytes
 from collectives.kernels.segments import Plane, Span
 
 
@@ -150,7 +150,7 @@ class NcclBackend(Backend):
             if target and (source or not counts[self.group.position]):
                 self._gather(link, source.pointer if source else 0, target.pointer, counts)
             elif sum(counts):
-                self._gather_packed(link, Plane(_bytes(sources)), Plane(_bytes(destinations)), counts)
+                self._gather_packed(link, Plane(as_bytes(sources)), Plane(as_bytes(destinations)), counts)
             return self._end(link)
 
     @override
@@ -305,10 +305,6 @@ def _only(buffers: Sequence[Buffer]) -> Buffer | None:
     """The one that is not empty; None where there are several, or none."""
     full = [buffer for buffer in buffers if buffer.count]
     return full[0] if len(full) == 1 else None
-
-
-def _bytes(buffers: Sequence[Buffer]) -> list[Buffer]:
-    return [buffer.cast(DType.UINT8) for buffer in buffers]
 
 
 def _copied(link: NcclConnection, source: Buffer) -> Buffer:

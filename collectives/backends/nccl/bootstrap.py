@@ -55,10 +55,6 @@ class NcclBootstrap(Bootstrap):
         reason = absence(self.group, found)
         return NcclBackend(self.group, connect, _watcher, self._timeout, self._settles_early, reason)
 
-    @override
-    def close(self) -> None:
-        return
-
 
 def absence(group: Group, offers: Sequence[NcclOffer]) -> str:
     """Why the members of ``group`` cannot use NCCL together; empty if they can."""

@@ -23,7 +23,7 @@ from collectives.api import DType, HorovodInternalError, Parameters, ReduceOp, o
 from collectives.backends.base import Backend, OnDeath, OnWait
 from collectives.backends.completion import Completion, all_of
 from collectives.backends.nccl.interface import Device
-from collectives.buffers import Buffer
+from collectives.buffers import Buffer, as_bytes
 
 Place = Callable[[int], Device]
 """The GPU with the tensor at an address; with 0, that of this rank."""
@@ -76,7 +76,7 @@ class StagedBackend(Backend):
             if self._cross is not None and mine.count:
                 ends.append(self._cross.allreduce([mine], [mine], op, 1.0, postscale))
             nbytes = [count * dtype.itemsize for count in counts]
-            ends.append(local.allgather([mine.cast(DType.UINT8)], _bytes(destinations), nbytes))
+            ends.append(local.allgather([mine.cast(DType.UINT8)], as_bytes(destinations), nbytes))
         return all_of(ends)  # each knows the failures of its own backend
 
     @override
@@ -172,7 +172,3 @@ class StagedBackend(Backend):
         share, rest = divmod(count, self._columns)
         carried = [share + (column < rest) for column in range(self._columns)]
         return carried + [0] * (self._local.group.size - self._columns)
-
-
-def _bytes(buffers: Sequence[Buffer]) -> list[Buffer]:
-    return [buffer.cast(DType.UINT8) for buffer in buffers]

@@ -14,7 +14,7 @@ from collectives.backends.nccl.interface import Device, Placed
 from collectives.backends.nccl.life import NcclOperation
 from collectives.backends.nccl.presence import device_at, without_gpu
 from collectives.backends.single import SingleBackend
-from collectives.buffers import Buffer
+from collectives.buffers import Buffer, as_bytes
 from collectives.kernels.segments import Plane
 from collectives.net.attempts import ConnectAttempt
 
@@ -95,19 +95,19 @@ class ThroughHostBackend(Backend):
 
     @override
     def allgather(self, sources: Sequence[Buffer], destinations: Sequence[Buffer], counts: Sequence[int]) -> Completion:
-        ins, outs = _bytes(sources), _bytes(destinations)
+        ins, outs = as_bytes(sources), as_bytes(destinations)
         return self._run(ins, outs, lambda source, target: self._inner.allgather([source], [target], counts))
 
     @override
     def broadcast(self, source: Buffer, destination: Buffer, root: int) -> Completion:
-        ins, outs = _bytes([source]), _bytes([destination])
+        ins, outs = as_bytes([source]), as_bytes([destination])
         return self._run(ins, outs, lambda source, target: self._inner.broadcast(source, target, root))
 
     @override
     def alltoall(
         self, source: Buffer, destination: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Completion:
-        ins, outs = _bytes([source]), _bytes([destination])
+        ins, outs = as_bytes([source]), as_bytes([destination])
         return self._run(
             ins, outs, lambda source, target: self._inner.alltoall(source, target, send_counts, receive_counts)
         )
@@ -200,10 +200,6 @@ class _Holding(NcclOperation):
     def __init__(self, end: Completion, check: Callable[[], None], held: Buffer) -> None:
         super().__init__(end, check)
         self.held = held
-
-
-def _bytes(buffers: Sequence[Buffer]) -> list[Buffer]:
-    return [buffer.cast(DType.UINT8) for buffer in buffers]
 
 
 def _down(device: Device, plane: Plane, span: tuple[int, int], room: Buffer) -> Completion:

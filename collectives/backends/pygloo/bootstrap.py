@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, override
+from collectives.api import HorovodInternalError, override
 from collectives.backends.base import Bootstrap, Group
 from collectives.backends.gloo.library import cannot_listen, pack_offer, translate, unpack_offers
 from collectives.backends.messaging import MessagingBackend
@@ -79,8 +79,7 @@ class PyglooBootstrap(Bootstrap):
         """The rest of the next message of the helper process, which has to be ``expected``."""
         assert self._helper is not None
         if not attempt.wait({self._helper.fileno(): select.POLLIN}):
-            text = f"{self.group.some_others()} did not connect to Gloo in time"
-            raise CollectiveTimeoutError(text, self.group.ranks_at(self.group.others))
+            raise self.group.late("did not connect to Gloo in time")
         try:
             kind, *rest = self._helper.hear()
         except (EOFError, OSError) as error:

@@ -7,7 +7,6 @@ that it computes exactly, as with torch's binding.
 from __future__ import annotations
 
 import select
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -65,16 +64,8 @@ class PyglooTransport(PointToPoint):
         super().__init__(group)
         self._helper = helper
         self._timeout = timeout
-        self._error: Exception | None = None
-        # Owned by this transport; held for a few instructions. A signal handler may abort while its thread has it.
-        self._error_lock = threading.RLock()
         self._poller = select.poll()
         self._poller.register(helper.fileno(), select.POLLIN)
-
-    @override
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     @override
     def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
@@ -148,7 +139,7 @@ class PyglooTransport(PointToPoint):
 
     @override
     def close(self) -> None:
-        self._set_error(ShutDownError("the pygloo backend was closed"))
+        self._end(ShutDownError("the pygloo backend was closed"))
         self._helper.close()
 
     @override
@@ -199,14 +190,9 @@ class PyglooTransport(PointToPoint):
 
     def _fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise. Disconnects the peers, so that they do not wait in vain."""
-        self._set_error(error)
+        first = self._end(error)
         self._helper.kill()
-        assert self._error is not None
-        return self._error
-
-    def _set_error(self, error: Exception) -> None:
-        with self._error_lock:
-            self._error = self._error or error
+        return first
 
 
 def _cut(messages: Sequence[Message], start: int, step: int) -> list[Message]:

@@ -20,14 +20,14 @@ into every buffer, although one copy would be enough: each line is written by th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import copy_context
 from typing import NamedTuple
 
 import numpy as np
 
 from collectives.api import ReduceOp, override
-from collectives.backends.base import Bootstrap, Group, OffersVote, OnDeath, OnWait, Vote
+from collectives.backends.base import Bootstrap, Call, Group, OffersVote, OnDeath, OnMissing, OnWait, Vote
 from collectives.backends.completion import DONE, Completion
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.phases import phase
@@ -174,13 +174,7 @@ class ShmVote(Vote):
         self._buffers = buffers
 
     @override
-    def attempt(
-        self,
-        value: int,
-        call: Callable[[], None],
-        waiting: Callable[[list[int]], None],
-        agreed: Callable[[], None],
-    ) -> bool:
+    def attempt(self, value: int, call: Call, waiting: OnMissing, agreed: Call) -> bool:
         turn = self._buffers.turn
         self._barrier.ask(value, waiting, agreed)
         try:

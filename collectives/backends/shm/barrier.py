@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import CollectiveTimeoutError, DType
-from collectives.backends.base import Group, OnWait, ignore_waits
+from collectives.backends.base import Call, Group, OnMissing, OnWait, ignore_waits
 from collectives.backends.phases import phase
 from collectives.backends.placement import Placement
 from collectives.backends.placement import current_core as _core
@@ -104,7 +104,7 @@ class ShmBarrier:
         self._timeout = timeout
         self._epoch = 0
         self._value = 0
-        self._question: tuple[Callable[[list[int]], None], Callable[[], None]] | None = None
+        self._question: tuple[OnMissing, Call] | None = None
         self._error: Exception | None = None
         self._late = self._inside = 0.0
         self._is_first = True
@@ -188,7 +188,7 @@ class ShmBarrier:
             self.on_wait()
         return False
 
-    def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:
+    def ask(self, value: int, waiting: OnMissing, agreed: Call) -> None:
         """Arrive at the next crossing with ``value``; the wait raises Disagreement if another rank has another value.
 
         It raises at once, without waiting for the other ranks. A rank with another value must not arrive again before
@@ -203,7 +203,7 @@ class ShmBarrier:
         """Whether the crossing that :meth:`ask` announced has not happened yet."""
         return self._question is not None
 
-    def _agree(self, waiting: Callable[[list[int]], None]) -> None:
+    def _agree(self, waiting: OnMissing) -> None:
         if not self._arrive_soon():
             while not self._sleep(SLICE_SECONDS, lambda: self._all_arrived() or self._is_differing()):
                 waiting(self._absent())

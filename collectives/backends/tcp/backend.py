@@ -31,7 +31,7 @@ import numpy as np
 
 from collectives.api import DType, override
 from collectives.backends.base import MOST_VOTERS, Group, OffersVote, Vote
-from collectives.backends.host import Array, Bytes, Workspace
+from collectives.backends.host import Array, Bytes
 from collectives.backends.messaging import MessagingBackend
 from collectives.backends.phases import phase
 from collectives.backends.tcp.link import TcpLink
@@ -57,7 +57,6 @@ class TcpBackend(MessagingBackend, OffersVote):
     ) -> None:
         self._tcp = TcpTransport(group, links, timeout, crowded, in_star)
         super().__init__(self._tcp)
-        self._packed, self._landing = Workspace(), Workspace()
 
     @override
     def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
@@ -109,22 +108,6 @@ class TcpBackend(MessagingBackend, OffersVote):
             scale_array(source, destination, DType.UINT8, 1.0)
 
     @override
-    def alltoall_bytes(
-        self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> None:
-        self._tcp.enter()
-        if np.may_share_memory(source, destination):
-            staged = self._packed.take(source.size, DType.UINT8)
-            np.copyto(staged, source)
-            source = staged
-        self._tcp.alltoall(source, destination, send_counts, receive_counts)
-
-    @override
-    def wait_for_all(self) -> None:
-        self._tcp.enter()
-        self._tcp.barrier()
-
-    @override
     def waited(self) -> tuple[float, float]:
         """Inside of operations, nobody knows whether a member waits or receives."""
         return self._tcp.ballot.waited(), 0.0
@@ -155,7 +138,7 @@ class TcpBackend(MessagingBackend, OffersVote):
 
     def _rows_of(self, count: int, dtype: DType) -> Array:
         """Room for ``count`` elements of each member."""
-        return self._landing.take(count * self.size, dtype).reshape(self.size, count)
+        return self._incoming.take(count * self.size, dtype).reshape(self.size, count)
 
     @phase("combine")
     def _combine_rows(self, destination: Segments, mine: Array, rows: Array, how: Reduction) -> None:
@@ -173,7 +156,7 @@ class TcpBackend(MessagingBackend, OffersVote):
     def _reduce_packed(self, source: Segments, destination: Segments, how: Reduction) -> None:
         step = PIECE // how.dtype.itemsize
         for start in range(0, len(source), step):
-            packed = self._packed.take(min(step, len(source) - start), how.dtype)
+            packed = self._outgoing.take(min(step, len(source) - start), how.dtype)
             source.read(start, packed)
             whole = Segments([packed])
             self._reduce_whole(whole, whole, how)
@@ -189,7 +172,7 @@ class TcpBackend(MessagingBackend, OffersVote):
             mine[:] = source
 
     def _gather_packed(self, source: Segments, destination: Segments, counts: Sequence[int], own: int) -> None:
-        landing = self._landing.take(sum(counts), DType.UINT8)
+        landing = self._incoming.take(sum(counts), DType.UINT8)
         if len(source):
             source.read(0, landing[own : own + len(source)])
         whole = Segments([landing])

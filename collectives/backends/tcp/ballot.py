@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.api import EngineError, HorovodInternalError
-from collectives.backends.base import Group
+from collectives.backends.base import Call, Group, OnMissing
 from collectives.backends.tcp.link import Script, TcpLink
 from collectives.backends.tcp.pump import Pump
 
@@ -31,8 +31,8 @@ class Question(NamedTuple):
     """A vote that travels with the next exchange, see :meth:`Ballot.ask`."""
 
     value: int
-    waiting: Callable[[list[int]], None]
-    agreed: Callable[[], None]
+    waiting: OnMissing
+    agreed: Call
 
 
 def _nothing() -> None:
@@ -59,7 +59,7 @@ class Ballot(ABC):
         """Whether the next exchange carries a vote."""
         return self._question is not None
 
-    def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:
+    def ask(self, value: int, waiting: OnMissing, agreed: Call) -> None:
         """Vote for ``value``, which is not 0, with the next exchange: it raises Disagreement if not all do so.
 
         It raises as soon as it is known that another member has voted for anything else. Until then ``waiting`` is
@@ -107,9 +107,7 @@ class Ballot(ABC):
         late, self._late = self._late, 0.0
         return late
 
-    def _await(
-        self, is_decided: Callable[[], bool], waiting: Callable[[], None], early: Callable[[], None] = _nothing
-    ) -> None:
+    def _await(self, is_decided: Callable[[], bool], waiting: Call, early: Call = _nothing) -> None:
         begin = monotonic()
         self._pump.run_until(is_decided, early, waiting)
         self._late += monotonic() - begin

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from collectives.api import override
-from collectives.backends.base import Group, OnWait, Vote
+from collectives.backends.base import Call, Group, OnMissing, OnWait, Vote
 from collectives.backends.host import Array, Bytes, Workspace
 from collectives.backends.phases import phase
 from collectives.backends.tcp.ballot import Ballot, BallotDisagreement, Views
@@ -60,8 +60,9 @@ class TcpTransport(PointToPoint):
         if self.ballot.is_asking:
             self.trade({}, {})
 
+    @override
     def enter(self) -> None:
-        """As :meth:`check`, for an operation whose first call is :meth:`trade`, which carries the question."""
+        """The first call is :meth:`trade`, which carries the question."""
         self._pump.check()
 
     def trade(self, outgoing: Mapping[int, Views], incoming: Mapping[int, Views], spare: bool = False) -> None:
@@ -194,13 +195,7 @@ class TcpVote(Vote):
         self._ballot = transport.ballot
 
     @override
-    def attempt(
-        self,
-        value: int,
-        call: Callable[[], None],
-        waiting: Callable[[list[int]], None],
-        agreed: Callable[[], None],
-    ) -> bool:
+    def attempt(self, value: int, call: Call, waiting: OnMissing, agreed: Call) -> bool:
         self._ballot.ask(value, waiting, agreed)
         try:
             call()

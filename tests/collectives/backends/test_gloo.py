@@ -26,11 +26,12 @@ from collectives.api import (
 )
 from collectives.backends import registry
 from collectives.backends.adasum import adasum
-from collectives.backends.gloo import GlooBackend, GlooBootstrap, transport
+from collectives.backends.gloo import GlooBootstrap, transport
 from collectives.backends.gloo.bootstrap import _Construction
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
 from collectives.backends.gloo.transport import GlooTransport
 from collectives.backends.host import Workspace
+from collectives.backends.messaging import MessagingBackend
 from collectives.buffers import Buffer
 from collectives.kernels.reduction import reduction
 from collectives.net import interfaces
@@ -76,11 +77,11 @@ def test_many_pieces(monkeypatch):
 def test_memory_is_bounded(operation, monkeypatch):
     """By some pieces, whatever the tensors have; there are two members in this process. torch's own is not seen."""
 
-    def body(backend: GlooBackend) -> None:
+    def body(backend: MessagingBackend) -> None:
         backend.barrier()
         operations[operation](backend)
 
-    def allgather(backend: GlooBackend, counts: list[int]) -> None:
+    def allgather(backend: MessagingBackend, counts: list[int]) -> None:
         result = results[backend.rank]
         own = result[: counts[0]] if backend.rank == 0 else result[counts[0] :]
         backend.allgather_bytes([own], [result[:5], result[5:]], counts)
@@ -91,7 +92,7 @@ def test_memory_is_bounded(operation, monkeypatch):
     results = [np.zeros(total, np.uint8) for _ in range(2)]
     halves, floats = [each.view(np.uint16) for each in results], [each.view(np.float32) for each in results]
     kept = [np.zeros(total // 8, np.float32) for _ in range(2)]
-    operations: dict[str, Callable[[GlooBackend], None]] = {
+    operations: dict[str, Callable[[MessagingBackend], None]] = {
         "allreduce": lambda backend: backend.allreduce_arrays(
             *[[halves[backend.rank]]] * 2, reduction(DType.BFLOAT16, ReduceOp.SUM)
         ),
@@ -147,7 +148,7 @@ def test_an_operation_that_nothing_can_end_is_left_to_a_thread(monkeypatch):
     monkeypatch.setattr(Connections, "shut_down", lambda self: None)
     limit = 2.0
 
-    def body(backend: GlooBackend) -> None:
+    def body(backend: MessagingBackend) -> None:
         if backend.rank == 0:
             abort_from_thread(backend, np.ones(8, np.float32))
             started = time.monotonic()
@@ -160,10 +161,10 @@ def test_an_operation_that_nothing_can_end_is_left_to_a_thread(monkeypatch):
 
 
 def test_a_hundred_groups_leave_nothing():
-    with_backends(2, GlooBackend.barrier)
+    with_backends(2, MessagingBackend.barrier)
     threads, descriptors = _threads_and_descriptors()
     for _ in range(100):
-        with_backends(2, GlooBackend.barrier)
+        with_backends(2, MessagingBackend.barrier)
     deadline = time.monotonic() + 5  # The system shows a thread for a moment after it was joined.
     while _threads_and_descriptors() > (threads, descriptors) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -171,7 +172,7 @@ def test_a_hundred_groups_leave_nothing():
 
 
 def test_a_duplicate_that_another_thread_held_for_a_moment_is_no_lost_connection():
-    def body(backend: GlooBackend) -> None:
+    def body(backend: MessagingBackend) -> None:
         connections = backend._transport._connections
         duplicates = [os.dup(each) for each in open_sockets()]
         backend.barrier()
@@ -192,7 +193,7 @@ def test_a_lack_of_descriptors_is_no_lost_connection(call, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    def body(backend: GlooBackend) -> None:
+    def body(backend: MessagingBackend) -> None:
         connections = backend._transport._connections
         if backend.rank == 0:
             with monkeypatch.context() as patch:

@@ -1,8 +1,10 @@
 """Frames of an authenticated connection: only genuine ones, each once, in their order."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from collectives.net.frames import Opener, Sealer, keys
+from collectives.net.frames import LENGTH, Frames, Opener, Sealer, digest, frame, keys
 
 SECRET = b"s" * 32
 AGENT, DRIVER = keys(SECRET, b"a" * 32, b"d" * 32)
@@ -46,3 +48,26 @@ def test_a_changed_byte_is_noticed():
     data[-1] ^= 1
     with pytest.raises(PermissionError):
         list(Opener(AGENT).feed(bytes(data)))
+
+
+@given(st.lists(st.binary(max_size=30)), st.lists(st.integers(0, 200)))
+def test_frames_in_any_pieces(contents, ends):
+    data, frames, found, start = b"".join(map(frame, contents)), Frames(), [], 0
+    for end in sorted({*ends, len(data)}):
+        found += frames.feed(data[start:end])
+        start = max(start, end)
+    assert found == contents
+    assert frames.missing == len(LENGTH.pack(0))
+
+
+def test_a_frame_that_is_too_long_is_refused_by_its_length():
+    assert Frames(10).feed(frame(bytes(10))) == [bytes(10)]
+    frames = Frames(10)
+    with pytest.raises(PermissionError, match="a frame of 11 bytes is refused; at most 10 are allowed"):
+        [frames.feed(bytes([byte])) for byte in LENGTH.pack(11)]
+
+
+def test_no_two_lists_of_fields_have_one_digest():
+    lists = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b"")]
+    assert len({digest(SECRET, *fields) for fields in lists}) == len(lists)
+    assert digest(b"k", b"a") != digest(b"k\0", b"a")

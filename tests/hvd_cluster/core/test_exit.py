@@ -77,8 +77,8 @@ from hvd_cluster.ops.objects import global_process_set
 from hvd_cluster.ops.submission import run, start
 
 basics.init()
-run(Operation.ALLREDUCE, in_place, numpy.ones(16, "f"), "first", global_process_set, op=ReduceOp.SUM)
-handle = start(Operation.ALLREDUCE, in_place, numpy.ones(4_000_000, "f"), "large", global_process_set, op=ReduceOp.SUM)
+run(Operation.ALLREDUCE, in_place, numpy.ones(16, "f"), "first", global_process_set)
+handle = start(Operation.ALLREDUCE, in_place, numpy.ones(4_000_000, "f"), "large", global_process_set)
 submitted = pathlib.Path(sys.argv[1])
 (submitted / str(basics.rank())).touch()
 while len(list(submitted.iterdir())) < basics.size():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from pyspark import SparkContext
 
-from collectives.net.frames import frame, seal
+from collectives.net.frames import LENGTH, LONGEST_HELLO, frame, seal
 from executors.agents.spark import connection as connections
 from executors.agents.spark import console as consoles
 from executors.agents.spark import console as displays
@@ -214,6 +214,13 @@ class TestLine:
         assert texts[0].endswith("is not the driver (it closed the connection)")
         assert texts[1].startswith("a connection to the driver came from a process that is not a task of this job")
         assert not driver.identities
+
+    def test_a_long_hello_is_refused_by_its_length(self, driver, caplog):
+        with socket.create_connection((HOST, driver.console.port), 30) as stranger:
+            stranger.recv(connections.NONCE_BYTES)
+            stranger.sendall(LENGTH.pack(LONGEST_HELLO + 1))
+            assert stranger.recv(1) == b""
+        assert f"a frame of {LONGEST_HELLO + 1} bytes is refused" in caplog.text
 
     def test_a_call_that_does_not_get_through_is_tried_again(self, driver, monkeypatch, caplog):
         connect, problems = socket.create_connection, [TimeoutError(), ConnectionRefusedError(), OSError()]
