@@ -129,6 +129,18 @@ def check_a_parameter_without_gradient_on_some_ranks():
     assert not torch.equal(flat(model), before)
 
 
+def check_a_parameter_that_is_frozen_after_backward():
+    """It has a gradient, by which each rank would step alone."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), op=hvd.Adasum)
+    (parameter.sum() * (hvd.rank() + 1.0)).backward()
+    parameter.requires_grad_(False)
+    optimizer.step()
+    gathered = hvd.allgather(parameter[None])
+    assert parameter.any()
+    assert (gathered == gathered[0]).all()
+
+
 def check_nothing_to_synchronize():
     model = build()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Adasum)
