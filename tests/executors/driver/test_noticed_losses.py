@@ -48,6 +48,14 @@ def test_one_that_ends_with_exit_code_0_is_done_whoever_notices_it_first(job, ag
     driver.check()
 
 
+def test_a_report_of_an_earlier_world_names_no_rank_of_the_present_one(job, agents):
+    driver = begun(elastic(3), job, agents)
+    lose(job, agents, 0, worker="worker-1")
+    assert driver.members == ("worker-1", "worker-2")
+    lose(job, agents, 0, worker="worker-2")
+    assert driver.members == ("worker-1", "worker-2")
+
+
 def test_a_job_waits_for_the_reason_before_it_ends(job, agents):
     """The other ranks notice the end of a process sooner than its agent, whether it was done or not."""
     driver = begun(elastic(2), job, agents)

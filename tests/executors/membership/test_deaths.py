@@ -5,7 +5,7 @@ import pytest
 from executors.api import ExecutorError, WorkerError
 from executors.failures import Failure, FailureKind
 from executors.membership import End, HostFound, Limits, Membership, WorkerFailed, WorkerRaised, WorldFormed
-from executors.membership.deaths import ENDED, AccusationVerdict, Deaths
+from executors.membership.deaths import ENDED, AccusationVerdict, Deaths, Losses
 
 KILLED = Failure(FailureKind.SIGNAL, "was killed by signal 9", -9)
 RAISED = Failure(FailureKind.EXCEPTION, "raised", error=KeyError("x"))
@@ -37,6 +37,18 @@ class TestAccusations:
         found.published(MEMBERS, MEMBERS[:2])
         assert found.judge("worker-2", None, MEMBERS[:2]) == AccusationVerdict(dismissed=("worker-2",))
         assert found.judge("worker-1", None, MEMBERS[:2]) == AccusationVerdict()
+
+
+class TestLosses:
+    def test_a_world_with_the_lost_worker_that_is_reported_late_repairs_nothing(self):
+        losses = Losses()
+        losses.add("worker-0", is_explained=True, had_part=False)
+        losses.formed(MEMBERS[1:])
+        losses.formed(MEMBERS)
+        losses.done("worker-1")
+        assert losses.unrepaired() == ("worker-0",)
+        losses.formed(MEMBERS[1:])
+        assert losses.unrepaired() == ()
 
 
 class TestNoticedLosses:

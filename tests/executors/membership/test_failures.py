@@ -43,6 +43,12 @@ def test_a_likelier_report_of_the_same_end_counts():
     assert found.of("worker-9") is None
 
 
+def test_of_reports_that_are_as_likely_the_first_counts():
+    found = failures(KILLED, ENDED)
+    found.improve("worker-0", Failure(FailureKind.SIGNAL, "was killed again"))
+    assert found.of("worker-0") == KILLED
+
+
 def test_the_last_one_is_that_before_the_end_as_it_is_known_later():
     found = failures(KILLED, ENDED)
     assert found.last is None

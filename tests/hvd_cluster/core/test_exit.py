@@ -70,7 +70,7 @@ def test_a_daemon_thread_does_not_abort_a_script_that_ends(tmp_path, kind):
 IN_FLIGHT = """
 import pathlib, sys
 import numpy
-from collectives.api import Operation, ReduceOp
+from collectives.api import Operation
 from hvd_cluster.core import basics
 from hvd_cluster.ops.arrays import in_place
 from hvd_cluster.ops.objects import global_process_set

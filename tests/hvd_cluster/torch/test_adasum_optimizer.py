@@ -67,7 +67,7 @@ def check_equals_the_formula():
 
 
 def check_a_failure_leaves_nothing_in_flight():
-    """Or the names would be taken when the step is repeated."""
+    """Or the names would be taken when the step is repeated. The parameters are those from before the step."""
     parameters = [torch.nn.Parameter(torch.ones(size)) for size in (2 + hvd.rank(), 3, 4)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.5), op=hvd.Adasum)
     for _ in range(3 * (hvd.size() > 1)):
@@ -75,6 +75,7 @@ def check_a_failure_leaves_nothing_in_flight():
             parameter.grad = torch.ones_like(parameter)
         with pytest.raises(hvd.HorovodInternalError, match=r"noname\.0\.0"):
             optimizer.step()
+        assert all((parameter == 1).all() for parameter in parameters)
 
 
 def check_several_passes_and_compression():
@@ -126,6 +127,18 @@ def check_a_parameter_without_gradient_on_some_ranks():
     optimizer.step()
     assert_identical_everywhere(model)
     assert not torch.equal(flat(model), before)
+
+
+def check_a_parameter_that_is_frozen_after_backward():
+    """It has a gradient, by which each rank would step alone."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), op=hvd.Adasum)
+    (parameter.sum() * (hvd.rank() + 1.0)).backward()
+    parameter.requires_grad_(False)
+    optimizer.step()
+    gathered = hvd.allgather(parameter[None])
+    assert parameter.any()
+    assert (gathered == gathered[0]).all()
 
 
 def check_nothing_to_synchronize():

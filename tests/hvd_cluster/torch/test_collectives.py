@@ -1,4 +1,4 @@
-"""Every operation x dtype x shape, on 1 to 4 ranks; expected values are computed from all ranks' inputs in 128 bits."""
+"""Every operation with each dtype and each shape, on 1 to 4 ranks; expected values come from all ranks' inputs."""
 
 import torch
 
@@ -50,7 +50,10 @@ def same(actual, expected):
 
 
 def each_dtype_and_shape(dtypes=DTYPES, shapes=SHAPES):
-    return [(dtype, shape) for dtype in dtypes for shape in shapes]
+    """Not their product, which the matrix of backends has. Complex numbers travel as pairs, so they have all shapes."""
+    with_all = [dtype for dtype in (torch.float32, torch.complex64) if dtype in dtypes]
+    pairs = [(dtype, shapes[-2]) for dtype in dtypes] + [(dtype, shape) for dtype in with_all for shape in shapes]
+    return list(dict.fromkeys(pairs))
 
 
 def check_allreduce():

@@ -149,13 +149,13 @@ def test_another_address_or_port_replaces_the_first(port):
 
 def test_a_client_that_sends_no_whole_request_holds_nobody_up_and_is_closed(port, monkeypatch):
     """Neither one that is silent nor one that sends a byte now and then, and there may be more than two."""
+    monkeypatch.setattr(strangers, "DEADLINE", 1.0)
     shown = Exposition(meter.process_meter, "127.0.0.1", port)
     until_served(port)
     with ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(3)]
         slow[0].sendall(b"GET /metrics HTTP/1.1\r\nHost")
         assert scrape(port) == {}
-        monkeypatch.setattr(strangers, "DEADLINE", 0.2)
         until(lambda: is_closed_after(slow[0], b"x"))
         for sock in slow[1:]:
             assert sock.recv(1) == b""

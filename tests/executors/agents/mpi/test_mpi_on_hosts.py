@@ -14,7 +14,7 @@ SECONDS = 100
 NUMBERS = 1 << 20
 SCRIPT = f"""
 import numpy, os
-from collectives.api import Operation, ReduceOp
+from collectives.api import Operation
 from hvd_cluster.core import basics, features
 from hvd_cluster.ops.arrays import in_place
 from hvd_cluster.ops.submission import run

@@ -7,6 +7,7 @@ import hvd_cluster.torch as hvd
 from collectives.api import MismatchError
 from hvd_cluster.gradients.compression import GradientCompressor
 from hvd_cluster.torch.optimizer import inventory, transfers
+from hvd_cluster.torch.optimizer.hooks import PassCounts
 from tests.collectives.engine.job import outcome
 from tests.hvd_cluster.torch.optimizer.descent import Descent, backward, leaf, rows, values
 
@@ -28,6 +29,16 @@ def test_a_step_combines_small_and_large_gradients(on_ranks, patient, groups):
         return values(parameters)
 
     assert on_ranks(3, body, patient) == [[{-18.0}] * 4] * 3
+
+
+def test_a_new_number_of_passes_counts_from_the_next_pass_except_for_gradients_that_are_complete():
+    counts, complete, half = PassCounts(2), leaf(1), leaf(1)
+    for parameter in (complete, half, complete):
+        backward(parameter, 1.0)
+        counts.countdown[parameter] = counts.count(parameter)
+    assert [counts.countdown.get(each) for each in (complete, half)] == [0, 1]
+    counts.set_passes(3)
+    assert [counts.countdown.get(each) for each in (complete, half)] == [0, None]
 
 
 def test_gradients_add_up_over_passes_and_missing_ones_are_zeros(on_ranks):
