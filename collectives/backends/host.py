@@ -14,7 +14,7 @@ from collectives.backends.base import Backend, Group
 from collectives.backends.completion import DONE, Completion
 from collectives.backends.memory import HostMemory
 from collectives.buffers import Buffer, host_arrays, host_bytes
-from collectives.kernels.reduction import Reduction, reduction
+from collectives.kernels.reduction import ReductionKernel, reduction
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -90,12 +90,12 @@ class HostBackend(Backend):
         return DONE
 
     @abstractmethod
-    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: ReductionKernel) -> None:
         """Do :meth:`Backend.allreduce` on arrays."""
 
     @abstractmethod
     def reducescatter_arrays(
-        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel
     ) -> None:
         """Do :meth:`Backend.reducescatter` on arrays."""
 

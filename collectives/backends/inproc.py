@@ -13,7 +13,7 @@ from collectives.api import CollectiveTimeoutError, EngineError, PeerLostError, 
 from collectives.backends.base import Call, Group, OffersVote, OnMissing, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.transport import parts
-from collectives.kernels.reduction import Reduction
+from collectives.kernels.reduction import ReductionKernel
 from collectives.kernels.segments import Segments
 
 SLICE_SECONDS = 0.005
@@ -168,14 +168,14 @@ class InprocBackend(HostBackend, OffersVote):
         self._timeout = timeout
         self._step = 0
 
-    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: ReductionKernel) -> None:
         call = ("allreduce", tuple(source.size for source in sources), how)
         members = self._exchange(call, [source.copy() for source in sources])
         for index, destination in enumerate(destinations):
             how.combine_silently(destination, [member[index] for member in members])
 
     def reducescatter_arrays(
-        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel
     ) -> None:
         members = self._exchange(("reducescatter", tuple(counts), how), np.concatenate(sources))
         mine = parts(counts)[self.rank]

@@ -36,7 +36,7 @@ from collectives.backends.base import OnWait
 from collectives.backends.host import Array, Bytes, HostBackend, Workspace
 from collectives.backends.phases import phase
 from collectives.backends.transport import Transport, parts
-from collectives.kernels.reduction import Reduction, scale_array
+from collectives.kernels.reduction import ReductionKernel, scale_array
 from collectives.kernels.segments import Segments
 
 DIRECT = 1 << 16
@@ -61,7 +61,7 @@ class MessagingBackend(HostBackend):
         self._outgoing, self._incoming = Workspace(), Workspace()
         self._piece = max(PIECE, DIRECT * self.size)
 
-    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: ReductionKernel) -> None:
         self._transport.check()
         pairs = [pair for pair in zip(sources, destinations, strict=True) if pair[0].size]
         if not pairs:
@@ -75,7 +75,7 @@ class MessagingBackend(HostBackend):
             self._reduce_slices(pairs, count, how)
 
     def reducescatter_arrays(
-        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel
     ) -> None:
         self._transport.check()
         source, destination = Segments(sources), Segments(destinations)
@@ -145,7 +145,7 @@ class MessagingBackend(HostBackend):
     def phased(self) -> Sequence[object]:
         return self, self._transport
 
-    def _reduce_direct(self, pairs: Pairs, count: int, how: Reduction) -> None:
+    def _reduce_direct(self, pairs: Pairs, count: int, how: ReductionKernel) -> None:
         """One step, (P - 1) S bytes: every member gets all data."""
         outgoing = self._outgoing.take(count * self.size, how.dtype)
         received = self._incoming.take(count * self.size, how.dtype)
@@ -158,7 +158,7 @@ class MessagingBackend(HostBackend):
         if result is packed:
             _segments(pairs)[1].write(0, packed)
 
-    def _reduce_natively(self, pairs: Pairs, how: Reduction) -> None:
+    def _reduce_natively(self, pairs: Pairs, how: ReductionKernel) -> None:
         """By the transport: once for each long array, in place, and once for each piece of the others, packed."""
         limit = ALONE if len(pairs) > 1 else 0
         for source, destination in pairs:
@@ -176,7 +176,7 @@ class MessagingBackend(HostBackend):
             scale_array(packed, packed, how.dtype, how.postscale)
             outputs.write(start, packed)
 
-    def _reduce_slices(self, pairs: Pairs, count: int, how: Reduction) -> None:
+    def _reduce_slices(self, pairs: Pairs, count: int, how: ReductionKernel) -> None:
         """P steps, 2 S (P - 1) / P bytes: each member reduces one slice, all of them padded to one length."""
         source, destination = _segments(pairs)
         for start, length in _pieces(count, self._piece // how.dtype.itemsize):
@@ -254,7 +254,7 @@ class MessagingBackend(HostBackend):
 
     @staticmethod
     @phase("combine")
-    def _combine(result: Array, rows: Array, how: Reduction) -> None:
+    def _combine(result: Array, rows: Array, how: ReductionKernel) -> None:
         how.combine_silently(result, [*rows])
 
     def _rows(self, flat: Array) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from collectives.api import DType, ShutDownError, override
 from collectives.backends.base import Bootstrap, Call, Group, OffersVote, OnMissing, Vote
 from collectives.backends.host import Array, Bytes, HostBackend
-from collectives.kernels.reduction import Reduction, scale_array
+from collectives.kernels.reduction import ReductionKernel, scale_array
 from collectives.kernels.segments import Segments
 from collectives.net.attempts import ConnectAttempt
 
@@ -33,13 +33,13 @@ class SingleBackend(HostBackend, OffersVote):
         super().__init__(group)
         self._error: Exception | None = None
 
-    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: ReductionKernel) -> None:
         self._check()
         for source, destination in zip(sources, destinations, strict=True):
             how.combine_silently(destination, (source,))
 
     def reducescatter_arrays(
-        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel
     ) -> None:
         self._check()
         source, start = Segments(sources), 0

@@ -23,14 +23,14 @@ import numpy as np
 from collectives.api import DType, EngineError, InvalidRequestError, ReduceOp
 from collectives.kernels.conversion import CHUNK, Array, Conversion, Float32, conversion
 
-__all__ = ["CHUNK", "INTEGERS", "Reduction", "narrow", "reduction", "scale_array", "widen"]
+__all__ = ["CHUNK", "INTEGERS", "ReductionKernel", "narrow", "reduction", "scale_array", "widen"]
 
 Scale = Callable[[Array, Array, float], None]
 
 KEPT_REDUCTIONS = 1 << 8
 
 
-class Reduction:
+class ReductionKernel:
     """postscale * op(prescale * inputs[0], prescale * inputs[1], ...) of elements of ``dtype``, left to right.
 
     Two unscaled inputs of a type that needs no widening cost one ufunc call and no temporary.
@@ -79,8 +79,8 @@ class Reduction:
             _fold(self._kernel, self._ufunc, out, inputs, self.postscale)
 
 
-reduction = lru_cache(maxsize=KEPT_REDUCTIONS)(Reduction)
-"""The :class:`Reduction` of these arguments; those of the last calls are kept."""
+reduction = lru_cache(maxsize=KEPT_REDUCTIONS)(ReductionKernel)
+"""The :class:`ReductionKernel` of these arguments; those of the last calls are kept."""
 
 
 def scale_array(source: Array, out: Array, dtype: DType, factor: float) -> None:

@@ -52,7 +52,7 @@ from collectives.backends.hierarchical.thread import Outcome, StageThread
 from collectives.backends.hierarchical.vote import HostsVote
 from collectives.backends.host import Array, Bytes, HostBackend, Workspace
 from collectives.backends.phases import OnPhase, phase
-from collectives.kernels.reduction import Reduction, reduction
+from collectives.kernels.reduction import ReductionKernel, reduction
 from collectives.kernels.segments import Segments
 from collectives.net.attempts import ConnectAttempt
 
@@ -147,7 +147,7 @@ class HierarchicalBackend(HostBackend, OffersVote):
         return cls(group, local, cross, flat, parameters)
 
     @override
-    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: ReductionKernel) -> None:
         with self._all_or_none():
             if not self._parameters.hierarchical_allreduce or how.op is ReduceOp.AVERAGE:
                 self._flat.allreduce_arrays(sources, destinations, how)
@@ -165,7 +165,7 @@ class HierarchicalBackend(HostBackend, OffersVote):
 
     @override
     def reducescatter_arrays(
-        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel
     ) -> None:
         with self._all_or_none():
             self._flat.reducescatter_arrays(sources, destinations, counts, how)
@@ -298,7 +298,7 @@ class HierarchicalBackend(HostBackend, OffersVote):
             mine = self._workspaces[number % 2].take(counts[self._local.rank], dtype)
             yield _Piece(source.parts(*span), destination.parts(*span), counts, mine)
 
-    def _reduce_in_pipeline(self, pieces: Iterable[_Piece], how: Reduction) -> None:
+    def _reduce_in_pipeline(self, pieces: Iterable[_Piece], how: ReductionKernel) -> None:
         """While a piece crosses the network, this host reduces the next piece and distributes the previous one.
 
         No piece crosses after the end of this call; an abort of ``cross`` ends a crossing.
@@ -317,12 +317,12 @@ class HierarchicalBackend(HostBackend, OffersVote):
         self._hand_out(piece)
 
     @phase("reduce on the host")
-    def _reduce_inside(self, piece: _Piece, how: Reduction) -> None:
+    def _reduce_inside(self, piece: _Piece, how: ReductionKernel) -> None:
         here = reduction(how.dtype, how.op, how.prescale)
         self._local.reducescatter_arrays(piece.sources, [piece.mine], piece.counts, here)
 
     @phase("exchange between hosts")
-    def _reduce_across(self, piece: _Piece, how: Reduction) -> None:
+    def _reduce_across(self, piece: _Piece, how: ReductionKernel) -> None:
         if self._cross is not None and piece.mine.size:
             with self._across():
                 rest = reduction(how.dtype, how.op, 1.0, how.postscale)

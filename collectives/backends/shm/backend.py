@@ -43,7 +43,7 @@ from collectives.backends.shm.deaths import DeathWatch, deaths_bytes
 from collectives.backends.shm.movement import Movement
 from collectives.backends.shm.segment import Segment, SegmentSource, receive_segment
 from collectives.buffers import Buffer
-from collectives.kernels.reduction import Reduction, reduction
+from collectives.kernels.reduction import ReductionKernel, reduction
 from collectives.kernels.segments import Segments
 from collectives.net.attempts import ConnectAttempt
 
@@ -76,7 +76,7 @@ class ShmAllreduce:
         self._silently = copy_context().run
         self._silently(np.seterr, all="ignore")
 
-    def of_one(self, source: Array, destination: Array, reduction: Reduction) -> None:
+    def of_one(self, source: Array, destination: Array, reduction: ReductionKernel) -> None:
         """destination = the reduction of all ranks' sources, for one array each; they may be the same memory."""
         if source.nbytes > SMALL_BYTES:
             self._in_slices(Segments((source,)), Segments((destination,)), reduction)
@@ -87,14 +87,14 @@ class ShmAllreduce:
         self._barrier.cross()
         self._silently(reduction.combine, destination, [buffer[:count] for buffer in buffers])
 
-    def __call__(self, source: Segments, destination: Segments, reduction: Reduction) -> None:
+    def __call__(self, source: Segments, destination: Segments, reduction: ReductionKernel) -> None:
         """destination = the reduction of all ranks' sources; they may be the same memory."""
         if len(source) * reduction.dtype.itemsize <= SMALL_BYTES:
             self._everywhere(source, destination, reduction)
         else:
             self._in_slices(source, destination, reduction)
 
-    def _everywhere(self, source: Segments, destination: Segments, reduction: Reduction) -> None:
+    def _everywhere(self, source: Segments, destination: Segments, reduction: ReductionKernel) -> None:
         """One crossing; every rank combines everything itself."""
         count = len(source)
         buffers = self._buffers.next(reduction.dtype)
@@ -106,7 +106,7 @@ class ShmAllreduce:
         if whole is None:
             destination.write(0, result)
 
-    def _in_slices(self, source: Segments, destination: Segments, reduction: Reduction) -> None:
+    def _in_slices(self, source: Segments, destination: Segments, reduction: ReductionKernel) -> None:
         """A pipeline: between two crossings a rank copies in one round, combines the one before, and copies out the
         one before that.
 
@@ -130,7 +130,7 @@ class ShmAllreduce:
                 self._barrier.arrive()
         self._buffers.turn = before
 
-    def _round(self, start: int, length: int, reduction: Reduction) -> ShmRound:
+    def _round(self, start: int, length: int, reduction: ReductionKernel) -> ShmRound:
         share = -(-length // self._size)
         share += -share % ALIGNMENT
         lower, upper = (min(member * share, length) for member in (self._rank, self._rank + 1))
@@ -143,7 +143,7 @@ class ShmAllreduce:
         source.read(round.start + round.upper, buffer[round.upper : round.length])
 
     @phase("combine")
-    def _combine(self, round: ShmRound, source: Segments, destination: Segments, reduction: Reduction) -> None:
+    def _combine(self, round: ShmRound, source: Segments, destination: Segments, reduction: ReductionKernel) -> None:
         if round.lower == round.upper:
             return
         start, stop = round.start + round.lower, round.start + round.upper
@@ -230,12 +230,12 @@ class ShmBackend(HostBackend, OffersVote):
         return super().allreduce(sources, destinations, op, prescale, postscale)
 
     @override
-    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: ReductionKernel) -> None:
         self._allreduce(Segments(sources), Segments(destinations), how)
 
     @override
     def reducescatter_arrays(
-        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel
     ) -> None:
         """One crossing per BUFFER_BYTES / (size - 1) for each of the other members."""
         self._movement.reducescatter(Segments(sources), Segments(destinations), counts, how)

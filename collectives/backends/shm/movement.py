@@ -15,7 +15,7 @@ from collectives.api import DType
 from collectives.backends.host import Array, Bytes
 from collectives.backends.phases import phases_in
 from collectives.backends.shm.barrier import BUFFER_BYTES, ShmBarrier, ShmBuffers
-from collectives.kernels.reduction import Reduction
+from collectives.kernels.reduction import ReductionKernel
 from collectives.kernels.segments import Segments
 
 SMALL_BYTES = 1 << 15
@@ -69,7 +69,7 @@ class Movement:
 
     @np.errstate(all="ignore")
     def reducescatter(
-        self, source: Segments, destination: Segments, counts: Sequence[int], reduction: Reduction
+        self, source: Segments, destination: Segments, counts: Sequence[int], reduction: ReductionKernel
     ) -> None:
         """Combine this rank's parts of the buffers with its own part of ``source``, which needs no buffer."""
         if len(source) * reduction.dtype.itemsize <= SMALL_BYTES:
@@ -98,7 +98,7 @@ class Movement:
         self._run_all(reduction.dtype, fill, empty, _rounds(max(counts), step))
 
     def _reduce_small(
-        self, source: Segments, destination: Segments, counts: Sequence[int], reduction: Reduction
+        self, source: Segments, destination: Segments, counts: Sequence[int], reduction: ReductionKernel
     ) -> None:
         """A reducescatter in one round, in which each rank shows its whole source: the cost is in the calls."""
         total, count = len(source), counts[self._rank]

@@ -38,7 +38,7 @@ from collectives.backends.tcp.link import TcpLink
 from collectives.backends.tcp.reducing import Data, Span, even_spans
 from collectives.backends.tcp.transport import TcpTransport, TcpVote
 from collectives.backends.transport import parts
-from collectives.kernels.reduction import Reduction, scale_array
+from collectives.kernels.reduction import ReductionKernel, scale_array
 from collectives.kernels.segments import Segments
 
 DIRECT = 1 << 18
@@ -59,7 +59,7 @@ class TcpBackend(MessagingBackend, OffersVote):
         super().__init__(self._tcp)
 
     @override
-    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: Reduction) -> None:
+    def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: ReductionKernel) -> None:
         dtype, source, destination = how.dtype, Segments(sources), Segments(destinations)
         if len(source) * dtype.itemsize * (self.size - 1) <= DIRECT:
             self._tcp.enter()
@@ -73,7 +73,7 @@ class TcpBackend(MessagingBackend, OffersVote):
 
     @override
     def reducescatter_arrays(
-        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: Reduction
+        self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel
     ) -> None:
         source, destination = Segments(sources), Segments(destinations)
         spans = [(part.start, part.stop) for part in parts(counts)]
@@ -117,7 +117,7 @@ class TcpBackend(MessagingBackend, OffersVote):
         """The first exchange of an operation is a round of the vote."""
         return TcpVote(self._tcp) if self.size <= MOST_VOTERS else None
 
-    def _reduce_at_once(self, source: Segments, destination: Segments, how: Reduction) -> None:
+    def _reduce_at_once(self, source: Segments, destination: Segments, how: ReductionKernel) -> None:
         count = len(source)
         if not count:
             return
@@ -126,7 +126,9 @@ class TcpBackend(MessagingBackend, OffersVote):
         self._tcp.spread([mine], {other: (rows[other],) for other in self.group.others}, spare=True)
         self._combine_rows(destination, mine, rows, how)
 
-    def _scatter_at_once(self, source: Segments, destination: Segments, spans: Sequence[Span], how: Reduction) -> None:
+    def _scatter_at_once(
+        self, source: Segments, destination: Segments, spans: Sequence[Span], how: ReductionKernel
+    ) -> None:
         first, last = spans[self.rank]
         rows = self._rows_of(last - first, how.dtype)
         self._tcp.swap(
@@ -141,7 +143,7 @@ class TcpBackend(MessagingBackend, OffersVote):
         return self._incoming.take(count * self.size, dtype).reshape(self.size, count)
 
     @phase("combine")
-    def _combine_rows(self, destination: Segments, mine: Array, rows: Array, how: Reduction) -> None:
+    def _combine_rows(self, destination: Segments, mine: Array, rows: Array, how: ReductionKernel) -> None:
         inputs, whole = [*rows], destination.view(0, rows.shape[1])
         inputs[self.rank] = mine
         result = rows[self.rank] if whole is None else whole
@@ -149,11 +151,11 @@ class TcpBackend(MessagingBackend, OffersVote):
         if whole is None:
             destination.write(0, result)
 
-    def _reduce_whole(self, source: Segments, destination: Segments, how: Reduction) -> None:
+    def _reduce_whole(self, source: Segments, destination: Segments, how: ReductionKernel) -> None:
         spans = even_spans(len(source), self.size)
         self._tcp.reduce(Data(source, destination, spans, is_whole=True), how)
 
-    def _reduce_packed(self, source: Segments, destination: Segments, how: Reduction) -> None:
+    def _reduce_packed(self, source: Segments, destination: Segments, how: ReductionKernel) -> None:
         step = PIECE // how.dtype.itemsize
         for start in range(0, len(source), step):
             packed = self._outgoing.take(min(step, len(source) - start), how.dtype)

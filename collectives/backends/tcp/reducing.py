@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from collectives.backends.host import Array
 from collectives.backends.tcp.link import Script, TcpLink, memory
-from collectives.kernels.reduction import Reduction
+from collectives.kernels.reduction import ReductionKernel
 from collectives.kernels.segments import Segments
 
 PIECE = 1 << 18
@@ -44,7 +44,9 @@ class SliceReduction:
     ``scratch`` has the shape of :func:`scratch_shape`.
     """
 
-    def __init__(self, position: int, links: Mapping[int, TcpLink], data: Data, how: Reduction, scratch: Array) -> None:
+    def __init__(
+        self, position: int, links: Mapping[int, TcpLink], data: Data, how: ReductionKernel, scratch: Array
+    ) -> None:
         self._position = position
         self._links = links
         self._data = data

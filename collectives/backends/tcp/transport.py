@@ -18,7 +18,7 @@ from collectives.backends.tcp.pump import Pump
 from collectives.backends.tcp.reducing import Data, SliceReduction, scratch_shape
 from collectives.backends.tcp.star import HUB, Hub, Spoke
 from collectives.backends.transport import Message, PointToPoint, parts
-from collectives.kernels.reduction import Reduction
+from collectives.kernels.reduction import ReductionKernel
 
 CHAIN = 1 << 17
 CHAIN_PIECE = 1 << 17
@@ -152,7 +152,7 @@ class TcpTransport(PointToPoint):
             super().barrier()
 
     @phase("exchange")
-    def reduce(self, data: Data, how: Reduction) -> None:
+    def reduce(self, data: Data, how: ReductionKernel) -> None:
         """Reduce ``data`` in a pipeline: 2 steps, 2 S (P - 1) / P bytes; half of both where only slices are wanted."""
         shape = scratch_shape(self.group.size, how.dtype.itemsize)
         scratch = self._scratch.take(math.prod(shape), how.dtype).reshape(shape)
