@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import collectives
 from hvd_cluster import common_api
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +132,46 @@ def _bound_in(tree):
 def test_arrows_only_point_downwards():
     wrong = [each for each in _imports() if each.top in LAYERS and LAYERS.index(each.top) > LAYERS.index(each.layer)]
     assert not _where(wrong)
+
+
+FACADES = ("collectives", "executors", *(f"executors.agents.{name}" for name in ("hosts", "mpi", "ray", "spark")))
+
+
+def test_the_layers_above_import_from_the_facades_only():
+    """A facade is the ``__init__`` of a package; what the layers above do not find there is no business of theirs."""
+    across = [each for each in _imports() if each.top in LAYERS and each.top != each.layer]
+    assert len(across) > 100
+    assert not _where([each for each in across if each.module not in FACADES])
+
+
+@pytest.mark.parametrize("package", FACADES)
+def test_a_facade_loads_the_names_that_mypy_sees(package):
+    block = _facade(package)
+    listed = {(alias.asname or alias.name, f"{node.module}.{alias.name}") for node, alias in _names_in(block.body)}
+    tables = [ast.literal_eval(table) for table in block.orelse[0].value.args[1:]]
+    names = {(name, f"{package}.{module}.{name}") for module, text in tables[0].items() for name in text.split()}
+    modules = {(name, f"{package}.{module}") for table in tables[1:] for name, module in table.items()}
+    assert listed == names | modules
+
+
+@pytest.mark.parametrize("package", FACADES)
+def test_a_facade_has_no_name_that_nobody_uses(package):
+    used = {a.name for path in _sources() for node, a in _names_in(ast.walk(_parse(path))) if node.module == package}
+    assert not {alias.asname or alias.name for _, alias in _names_in(_facade(package).body)} - used
+
+
+def _facade(package):
+    tree = _parse(ROOT / package.replace(".", "/") / "__init__.py")
+    return next(node for node in tree.body if _is_type_checking(node))
+
+
+def _names_in(nodes):
+    return [(node, alias) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+
+
+def test_a_facade_says_which_name_it_lacks():
+    with pytest.raises(AttributeError, match="module 'collectives' has no attribute 'missing'"):
+        _ = collectives.missing
 
 
 FOLDERS = {

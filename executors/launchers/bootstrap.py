@@ -68,10 +68,10 @@ def erase_mark(environment: MutableMapping[str, str]) -> None:
 
 def refuse_child(environment: Mapping[str, str], place: Place) -> None:
     """Raise SettingsError if another process has the rank of ``place`` already, and has started this one."""
-    process, digest, connection = (*text(environment, JOINED).split(" "), "", "")[:3]
+    process, place_digest, connection = (*text(environment, JOINED).split(" "), "", "")[:3]
     # A job of mpirun that a rank starts may have the same variables, but has connections of its own.
     is_started = _connection(environment) not in ("", connection)
-    if process == str(os.getpid()) or digest != _digest(place) or is_started:
+    if process == str(os.getpid()) or place_digest != _digest(place) or is_started:
         return
     raise SettingsError(
         f"this process, {os.getpid()}, is a child of rank {place.rank}, which is process {process}: it has inherited "

@@ -223,11 +223,11 @@ class Console:
                 await writer.wait_closed()
 
     async def _identify(
-        self, nonce: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, challenge: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> TaskIdentity | None:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
-        writer.write(nonce)
-        identity = TaskIdentity.unseal(self._secret, nonce, await read_frame(reader))
+        writer.write(challenge)
+        identity = TaskIdentity.unseal(self._secret, challenge, await read_frame(reader))
         if self._acceptor is not None:
             self._acceptor.authenticated(writer.transport)
         refused = self._stopping or identity.rank in self._known
@@ -241,7 +241,7 @@ class Console:
         return None if refused else identity
 
     async def _receive(
-        self, identity: TaskIdentity, nonce: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, identity: TaskIdentity, challenge: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         rank_output = _RankOutput(self._display, self._output, identity.rank)
         result = bytearray()
@@ -249,11 +249,11 @@ class Console:
         try:
             while (message := await read_frame(reader, LONGEST_FRAME)) != GOODBYE:
                 if message[:1] == FAILURE:
-                    self._listener.failed(unseal(self._secret.key, nonce, message[1:]))
+                    self._listener.failed(unseal(self._secret.key, challenge, message[1:]))
                 elif message[:1] == RESULT:
                     result += memoryview(message)[1:]
                 elif message[:1] == RESULT_END and not self._stopping:
-                    check_digest(message[1:], self._secret.key, nonce, result)
+                    check_digest(message[1:], self._secret.key, challenge, result)
                     self._listener.delivered(result)
                     writer.write(ACCEPTED)
                 elif message[:1] == WARNING:

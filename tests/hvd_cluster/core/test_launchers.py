@@ -61,7 +61,7 @@ def waits(monkeypatch):
     """The seconds for which each rank looks for the others; it finds them at once."""
     seconds = []
     monkeypatch.setattr(
-        launchers, "join", lambda place, limit, farewell: (seconds.append(limit), Joined({"A": "B"}))[1]
+        launchers.bootstrap, "join", lambda place, limit, farewell: (seconds.append(limit), Joined({"A": "B"}))[1]
     )
     set_variables(monkeypatch, TORCHRUN)
     monkeypatch.delenv(JOINED, raising=False)
