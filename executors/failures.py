@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar
 
-from collectives.api import CollectiveTimeoutError, PeerLostError, RefusedCallError, ShutDownError
+from collectives import CollectiveTimeoutError, PeerLostError, RefusedCallError, ShutDownError
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from hvd_cluster.neighbours import require_neighbours
 
 require_neighbours()
 
-from collectives.api import HorovodInternalError, HostsUpdatedInterrupt  # noqa: E402
-from collectives.version import VERSION as __version__  # noqa: E402
+from collectives import VERSION as __version__  # noqa: E402
+from collectives import HorovodInternalError, HostsUpdatedInterrupt  # noqa: E402
 from hvd_cluster.core.metrics import count_samples, metrics  # noqa: E402
 from hvd_cluster.function_job import run  # noqa: E402
 

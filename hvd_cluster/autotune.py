@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collectives.observe.autotune.journal import COLUMNS
+from collectives import journal
 from hvd_cluster.core.basics import is_tuning
 
 __all__ = ["is_tuning", "main", "plot"]
@@ -49,8 +49,8 @@ def plot(log: Path, picture: Path) -> None:
 def _read(log: Path) -> list[dict[str, float]]:
     with log.open(newline="") as file:
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise LogError(f"{log} is not a log of autotuning: its first line is not {','.join(COLUMNS)}")
+        if tuple(reader.fieldnames or ()) != journal.COLUMNS:
+            raise LogError(f"{log} is not a log of autotuning: its first line is not {','.join(journal.COLUMNS)}")
         try:
             rows = [{name: float(value) for name, value in row.items()} for row in reader]
         except (TypeError, ValueError) as error:

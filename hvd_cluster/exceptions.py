@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collectives.api import (
+from collectives import (
     CollectiveTimeoutError,
     DuplicateNameError,
     EngineError,
@@ -19,7 +19,7 @@ from collectives.api import (
     ShutDownError,
     UnsupportedRequestError,
 )
-from executors.api import ExecutorError, PlacementError, RemoteError, StartTimeoutError, WorkerError
+from executors import ExecutorError, PlacementError, RemoteError, StartTimeoutError, WorkerError
 
 __all__ = [
     "CollectiveTimeoutError",

@@ -10,20 +10,25 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from executors.agents.hosts.arguments import PlaceArguments, Places
-from executors.agents.hosts.job import HOST, HostsOptions, resolve_start_timeout, run_function
-from executors.agents.local.supervisor import resolve_grace
-from executors.agents.mpi.function import MpiOptions, run_function_by_mpi
-from executors.agents.mpi.launch import WITHOUT_PAGE
-from executors.agents.mpi.mpirun import MpiJob
-from executors.dashboard.picture import Address
-from executors.job.arguments import check_integer, check_variables, interface_names, renamed
-from executors.job.call import Call, pickle_call
-from executors.job.discovery import parse_host_list
-from executors.job.elastic_arguments import ElasticArguments, ResetLimit, resolve_limits
-from executors.job.environment import interface_variables
-from executors.launchers.allocation import allocation_of
-from executors.membership import Limits
+from executors import (
+    Address,
+    Call,
+    ElasticArguments,
+    Limits,
+    ResetLimit,
+    allocation_of,
+    check_integer,
+    check_variables,
+    interface_names,
+    interface_variables,
+    parse_host_list,
+    pickle_call,
+    renamed,
+    resolve_grace,
+    resolve_limits,
+)
+from executors.agents.hosts import HOST, HostsOptions, PlaceArguments, Places, resolve_start_timeout, run_function
+from executors.agents.mpi import WITHOUT_PAGE, MpiJob, MpiOptions, run_function_by_mpi
 from hvd_cluster.cli.values import words
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
-from collectives.api import Store
-from collectives.observe.live.snapshot import LAST_RECORDING, SNAPSHOT_PREFIX, Recording, Snapshot, recording_key
-from collectives.store.memory import Observer
+from collectives import LAST_RECORDING, SNAPSHOT_PREFIX, Observer, Recording, Snapshot, Store, recording_key
 from executors.api import ExecutorError, worker_id
 from executors.dashboard.picture import Address, Picture
 from executors.dashboard.server import DashboardServer

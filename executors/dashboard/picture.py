@@ -7,8 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from collectives.net.interfaces import LOOPBACK
-from collectives.observe.live.snapshot import Snapshot
+from collectives import LOOPBACK, Snapshot
 from executors.api import worker_id
 from executors.job.worlds import Published
 

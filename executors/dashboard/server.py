@@ -15,9 +15,7 @@ from http import HTTPStatus
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
-from collectives.api import override
-from collectives.net.acceptor import Acceptor
-from collectives.net.interfaces import listen
+from collectives import Acceptor, interfaces, override
 from executors.dashboard.picture import Address
 from executors.job.server import ServerThread, Started
 
@@ -188,7 +186,7 @@ class DashboardServer:
 
     def start(self) -> None:
         """Serve from now on. Raises OSError where the address cannot be had, and ExecutorError."""
-        listener = listen(self._address.host, self._address.port)
+        listener = interfaces.listen(self._address.host, self._address.port)
         self._port = listener.getsockname()[1]
         self._thread.start(listener)
         self._is_serving = True

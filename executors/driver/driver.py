@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from collectives.handshake.entries import EndNotes
+from collectives import EndNotes
 from executors.api import StartTimeoutError, number_of
 from executors.driver.member import WorkerIdentity
 from executors.failures import CAUSE_SECONDS, Failure, FailureKind, Patience, with_last_lines

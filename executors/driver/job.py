@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol, TypeVar
 
-from collectives.api import override
+from collectives import override
 from executors.dashboard.dashboard import Dashboard
 from executors.dashboard.picture import Address
 from executors.driver.driver import Agents, Driver

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, Store
-from collectives.net.attempts import attempts
+from collectives import CollectiveTimeoutError, HorovodInternalError, PeerLostError, Store, attempts
 from executors.job.worlds import (
     CALL,
     Answer,

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any, SupportsIndex, TypeVar, cast
 
-from collectives.api import LONGEST_SECONDS
-from collectives.settings import ENVIRONMENT_SECRET
+from collectives import ENVIRONMENT_SECRET, LONGEST_SECONDS
 from executors.api import Slot
 from executors.job.environment import COURSE
 

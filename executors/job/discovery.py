@@ -16,7 +16,7 @@ from ipaddress import IPv6Address
 from types import TracebackType
 from typing import Protocol
 
-from collectives.net import descriptors
+from collectives import descriptors
 from executors.api import ExecutorError
 
 logger = logging.getLogger(__name__)

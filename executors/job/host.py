@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from collectives.api import SettingsError
-from collectives.net.interfaces import LOOPBACK, address_of, names
+from collectives import LOOPBACK, SettingsError, interfaces
 
 # Processes that share these share memory, loopback addresses and process ids.
 NAMESPACES = ("ipc", "mnt", "net", "pid")
@@ -47,9 +46,9 @@ def reachable_address(peer: str = FOREIGN_ADDRESS) -> str:
     """
     with suppress(OSError):
         return address_towards(peer)
-    for interface in names():
+    for interface in interfaces.names():
         with suppress(SettingsError):
-            if (address := address_of(interface)) not in OWN_ADDRESSES:
+            if (address := interfaces.address_of(interface)) not in OWN_ADDRESSES:
                 return address
     raise SettingsError("no network interface of this host has an address, so other hosts cannot reach it")
 
@@ -61,7 +60,7 @@ def address_for(hosts: Iterable[str], environment: Mapping[str, str]) -> str:
     """
     interface = environment.get("HOROVOD_GLOO_IFACE", "").strip()
     others = (name for name in hosts if not is_this_host(name))
-    return address_of(interface) if interface else reachable_address(next(others, FOREIGN_ADDRESS))
+    return interfaces.address_of(interface) if interface else reachable_address(next(others, FOREIGN_ADDRESS))
 
 
 def is_this_host(name: str) -> bool:

@@ -9,10 +9,7 @@ import time
 from collections.abc import Callable, MutableMapping
 from types import TracebackType
 
-from collectives.api import Store
-from collectives.settings import ENVIRONMENT_SECRET
-from collectives.store.memory import MemoryStore, Observer
-from collectives.store.server import RendezvousServer
+from collectives import ENVIRONMENT_SECRET, MemoryStore, Observer, RendezvousServer, Store
 from executors.api import JobSecret, Slot
 from executors.job.environment import Course
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from collectives.api import override
+from collectives import override
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # on Python 3.10 this is not the builtin one
 from typing import Any
 
-from collectives.net import interfaces
-from collectives.net.acceptor import Acceptor, streams
+from collectives import Acceptor, interfaces, streams
 from executors.api import ExecutorError
 
 START_SECONDS = 30.0

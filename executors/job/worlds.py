@@ -14,7 +14,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from collectives.api import Topology, World
+from collectives import Topology, World
 from executors.api import Slot, counted
 
 

@@ -13,12 +13,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError, Store
-from collectives.net.attempts import attempts
-from collectives.net.frames import digest
-from collectives.net.interfaces import LOOPBACK
-from collectives.store.client import RendezvousClient
-from collectives.store.server import RendezvousServer
+from collectives import (
+    LOOPBACK,
+    CollectiveTimeoutError,
+    HorovodInternalError,
+    RendezvousClient,
+    RendezvousServer,
+    SettingsError,
+    Store,
+    attempts,
+    frames,
+)
 from executors.api import JobSecret
 from executors.job import host
 from executors.job.environment import Course
@@ -46,7 +51,7 @@ def unsealed(content: Sequence[str], rendezvous: JobSecret) -> JobSecret:
 
 
 def _padded(content: bytes, rendezvous: JobSecret, nonce: bytes) -> bytes:
-    pad = digest(rendezvous.key, PURPOSE, nonce)
+    pad = frames.digest(rendezvous.key, PURPOSE, nonce)
     return bytes(a ^ b for a, b in zip(content, pad, strict=True))
 
 

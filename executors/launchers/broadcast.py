@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from collectives.api import SettingsError
+from collectives import SettingsError
 from executors.launchers.known_ports import RendezvousOffer, find, serve
 from executors.launchers.mpi import ADVICE, Mpi
 from executors.launchers.place import Found, Led

@@ -19,11 +19,16 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
-from collectives.net.attempts import attempts
-from collectives.net.interfaces import LOOPBACK, address_of, everywhere, names
-from collectives.store.client import RendezvousClient
-from collectives.store.server import RendezvousServer
+from collectives import (
+    LOOPBACK,
+    CollectiveTimeoutError,
+    HorovodInternalError,
+    RendezvousClient,
+    RendezvousServer,
+    SettingsError,
+    attempts,
+    interfaces,
+)
 from executors.api import JobSecret
 from executors.job import host
 from executors.launchers.place import Found, Led
@@ -67,9 +72,9 @@ def own_addresses() -> list[str]:
         found.append(host.reachable_address())
     with suppress(OSError):
         found.append(host.address_towards(FOREIGN_IPV6))
-    for interface in names():
+    for interface in interfaces.names():
         with suppress(SettingsError):
-            found.append(address_of(interface))
+            found.append(interfaces.address_of(interface))
     return [*(address for address in dict.fromkeys(found) if address != LOOPBACK), LOOPBACK]
 
 
@@ -159,7 +164,7 @@ class KnownPorts:
                 "secret text for all ranks",
                 SECRET,
             )
-        server = _serve(secret, LOOPBACK if self.hosts == (LOOPBACK,) else everywhere(), self.ports)
+        server = _serve(secret, LOOPBACK if self.hosts == (LOOPBACK,) else interfaces.everywhere(), self.ports)
         server.store.set(GREETING, job.encode())
         return Led(server, secret)
 
@@ -265,7 +270,7 @@ class RendezvousOffer:
 def serve(job: str) -> tuple[RendezvousServer, RendezvousOffer]:
     """Start the server of the rendezvous of ``job`` with a random secret, at all addresses of this host."""
     secret = JobSecret()
-    server = RendezvousServer(secret.key, everywhere())
+    server = RendezvousServer(secret.key, interfaces.everywhere())
     server.store.set(GREETING, job.encode())
     server.start()
     return server, RendezvousOffer(own_addresses()[:MOST_ADDRESSES], server.port, secret)

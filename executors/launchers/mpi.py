@@ -8,9 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
-from collectives.backends.mpi.communicators import KEY_BYTES, create, poll
-from collectives.backends.mpi.library import import_mpi, loaded_mpi, spoil, start_mpi, suspect, trust
+from collectives import CollectiveTimeoutError, PeerLostError, SettingsError, communicators, mpi_library
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ class Mpi:
         None also for an MPI that the script has not started yet, or has ended: a call would end the process.
         """
         try:
-            mpi = import_mpi(seconds)
+            mpi = mpi_library.import_mpi(seconds)
         except SettingsError as error:
             logger.info("the ranks do not look for one another by mpi4py: %s", error)
             return None
@@ -45,7 +43,7 @@ class Mpi:
     @classmethod
     def open_if_in_use(cls, size: int, seconds: float) -> Mpi | None:
         """As :meth:`open`, but None where the script has not imported mpi4py."""
-        return None if loaded_mpi() is None else cls.open(size, seconds)
+        return None if mpi_library.loaded_mpi() is None else cls.open(size, seconds)
 
     @classmethod
     def among(cls, members: Sequence[int], seconds: float) -> Mpi:
@@ -53,12 +51,12 @@ class Mpi:
 
         Raises CollectiveTimeoutError if some do not come, and SettingsError where MPI cannot be used.
         """
-        mpi = start_mpi(seconds)
-        key = hashlib.sha256(repr(tuple(members)).encode()).digest()[:KEY_BYTES]
+        mpi = mpi_library.start_mpi(seconds)
+        key = hashlib.sha256(repr(tuple(members)).encode()).digest()[: communicators.KEY_BYTES]
         try:
-            return cls(mpi, create(mpi, members, key, _late_after(seconds, members)))
+            return cls(mpi, communicators.create(mpi, members, key, _late_after(seconds, members)))
         except CollectiveTimeoutError as error:
-            spoil(error)  # a message with this key may be left
+            mpi_library.spoil(error)  # a message with this key may be left
             raise
 
     def broadcast(self, value: bytes | None, seconds: float) -> bytes:
@@ -66,13 +64,13 @@ class Mpi:
         buffer = bytearray((value or b"").ljust(MOST_BYTES))
         try:
             request = self._communicator.Ibcast([buffer, self._mpi.BYTE], 0)
-            poll(request.Test, _unanswered_after(seconds, value is None))
+            communicators.poll(request.Test, _unanswered_after(seconds, value is None))
         except self._mpi.Exception as error:
             raise PeerLostError(f"MPI_Ibcast of the address of rank 0 failed: {error}; {ADVICE}") from error
         except CollectiveTimeoutError as error:
-            suspect(str(error))
+            mpi_library.suspect(str(error))
             raise
-        trust()
+        mpi_library.trust()
         return bytes(buffer).strip()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from collectives.store.server import RendezvousServer
+from collectives import RendezvousServer
 from executors.api import JobSecret
 
 

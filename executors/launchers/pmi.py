@@ -12,7 +12,7 @@ import sys
 import time
 from contextlib import suppress
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
+from collectives import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
 
 KEY = "hvd-cluster"
 VARIABLE = "PMI_FD"

@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError  # on Python 3
 from functools import partial
 from pathlib import Path
 
-from collectives.api import CollectiveTimeoutError, SettingsError
+from collectives import CollectiveTimeoutError, SettingsError
 
 KEY = b"hvd-cluster"
 NAMESPACE_BYTES = 256

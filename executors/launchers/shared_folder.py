@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectives.api import CollectiveTimeoutError, SettingsError
-from collectives.net.attempts import attempts
+from collectives import CollectiveTimeoutError, SettingsError, attempts
 from executors.launchers.known_ports import RendezvousOffer, find, serve
 from executors.launchers.place import Found, Led
 

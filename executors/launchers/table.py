@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from collectives.api import SettingsError
+from collectives import SettingsError
 from executors.launchers.lsf import Jsrun
 from executors.launchers.mpirun import Hydra, Mvapich, OpenMpi
 from executors.launchers.place import Launcher, Place, text

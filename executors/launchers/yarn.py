@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from collectives.api import SettingsError
+from collectives import SettingsError
 from executors.launchers.known_ports import KnownPorts, Trust, ports_of
 from executors.launchers.place import Place, number, text
 from executors.launchers.shared_folder import FOLDER

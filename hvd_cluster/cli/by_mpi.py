@@ -10,13 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from executors.agents.local.processes import check_command, passed_on
-from executors.agents.local.supervisor import Ended, Supervisor, Unheard
-from executors.agents.mpi import jsrun
-from executors.agents.mpi.launch import WITHOUT_TIME, MpiConsole, environment_of, mpirun_of, start_launcher
-from executors.agents.mpi.mpirun import MpiJob
-from executors.job.output import say
-from executors.launchers.lsf import slots_of_hosts
+from executors import Ended, Supervisor, Unheard, check_command, passed_on, say, slots_of_hosts
+from executors.agents.mpi import WITHOUT_TIME, MpiConsole, MpiJob, environment_of, jsrun, mpirun_of, start_launcher
 from hvd_cluster.cli.command_line import CommandLine
 from hvd_cluster.cli.flags import CONTROLLERS, all_flags
 

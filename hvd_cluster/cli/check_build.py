@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 
-from collectives.backends.registry import Row, rows
+from collectives import registry
 from hvd_cluster import __version__
 from hvd_cluster.core import features
 from hvd_cluster.diagnose.trial import BackendTrial, try_row
@@ -23,7 +23,7 @@ LIBRARIES = ("NCCL", "MPI", "Gloo")
 Sections = Mapping[str, Mapping[str, bool]]
 
 
-def build_summary(try_row: Callable[[Row], BackendTrial] = try_row) -> str:
+def build_summary(try_row: Callable[[registry.Row], BackendTrial] = try_row) -> str:
     """The frameworks, controllers and libraries for tensors, each with an X if it is there, in Horovod's format.
 
     After that a line for each one that is not there says why. A library that this process does not find is tried by
@@ -42,9 +42,9 @@ def _is_built(library: str) -> bool:
     return bool(getattr(features, f"{library.lower()}_built")())
 
 
-def _refusal(library: str, try_row: Callable[[Row], BackendTrial]) -> str:
+def _refusal(library: str, try_row: Callable[[registry.Row], BackendTrial]) -> str:
     """Why two processes cannot exchange tensors through ``library``; empty if they can."""
-    return next(try_row(row).reason for row in rows() if row.name == library.lower())
+    return next(try_row(row).reason for row in registry.rows() if row.name == library.lower())
 
 
 def _sections(works: Mapping[str, bool]) -> Sections:

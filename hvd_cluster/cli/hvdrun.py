@@ -12,21 +12,25 @@ from dataclasses import fields
 from types import FrameType
 from typing import NoReturn
 
-from collectives.logs import LOG_LEVELS
-from collectives.net import descriptors
-from executors.agents.hosts.arguments import PlaceArguments, Places
-from executors.agents.hosts.job import HostsOptions, resolve_start_timeout, run_command
-from executors.agents.local.supervisor import resolve_grace
-from executors.agents.mpi.launch import WITHOUT_PAGE
-from executors.api import CommandNotFoundError, ExecutorError, WorkerError
-from executors.dashboard.picture import Address
-from executors.failures import with_last_lines
-from executors.job.discovery import DiscoveryError
-from executors.job.elastic_arguments import WRITTEN as ELASTIC
-from executors.job.elastic_arguments import ElasticArguments, resolve_limits
-from executors.job.environment import interface_variables
-from executors.job.output import release_consoles, say
-from executors.launchers.allocation import allocation_of
+from collectives import LOG_LEVELS, descriptors
+from executors import WRITTEN as ELASTIC
+from executors import (
+    Address,
+    CommandNotFoundError,
+    DiscoveryError,
+    ElasticArguments,
+    ExecutorError,
+    WorkerError,
+    allocation_of,
+    interface_variables,
+    release_consoles,
+    resolve_grace,
+    resolve_limits,
+    say,
+    with_last_lines,
+)
+from executors.agents.hosts import HostsOptions, PlaceArguments, Places, resolve_start_timeout, run_command
+from executors.agents.mpi import WITHOUT_PAGE
 from hvd_cluster import horovod
 from hvd_cluster.cli.by_mpi import OURS, ForeignLaunch, check_controller
 from hvd_cluster.cli.command_line import USAGE_ERROR, CommandLine, read_command_line

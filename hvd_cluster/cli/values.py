@@ -7,10 +7,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from collectives.api import LONGEST_SECONDS
-from executors.dashboard.picture import Address
-from executors.job.arguments import SECONDS, parse_seconds
-from executors.job.discovery import parse_host_list
+from collectives import LONGEST_SECONDS
+from executors import SECONDS, Address, parse_host_list, parse_seconds
 
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

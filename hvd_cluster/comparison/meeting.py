@@ -16,9 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from collectives.api import MismatchError, Operation
-from collectives.engine.engine import Engine
-from collectives.stalls.deadlocks import CALL_MISMATCH
+from collectives import CALL_MISMATCH, Engine, MismatchError, Operation
 from hvd_cluster.comparison.models import Model, Names, Told, crossed, difference, entry_of, judge
 from hvd_cluster.comparison.twins import ModelPlace, are_swapped, place_of
 from hvd_cluster.core import basics

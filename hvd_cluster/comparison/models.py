@@ -8,7 +8,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
-from collectives.controller.agreement import name_ranks
+from collectives import name_ranks
 
 Names: TypeAlias = tuple[str, ...]
 _SAME_MODEL = "give all ranks the same model"

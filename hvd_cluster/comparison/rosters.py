@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from collectives.engine.engine import Engine
+from collectives import Engine
 from hvd_cluster.comparison.meeting import agreed_names, require_no_swap
 from hvd_cluster.comparison.models import Model, Names
 from hvd_cluster.comparison.twins import place_of

@@ -12,19 +12,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from collectives import logs
-from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
-from collectives.backends.mpi.communicators import is_communicator
-from collectives.backends.mpi.library import loaded_mpi, start_mpi
-from collectives.controller.process_sets import GLOBAL
-from collectives.engine import start
-from collectives.engine.engine import Engine
-from collectives.engine.shutdown import ProcessExit
-from collectives.handshake.entries import Starts
-from collectives.net.attempts import ConnectAttempt
-from collectives.settings import Settings, world_from_environment
-from executors.driver.member import WorkerIdentity
-from executors.failures import brief
+from collectives import (
+    GLOBAL,
+    ConnectAttempt,
+    Engine,
+    InvalidRequestError,
+    NotInitializedError,
+    ProcessExit,
+    Settings,
+    Starts,
+    Topology,
+    World,
+    communicators,
+    logs,
+    mpi_library,
+    start,
+    world_from_environment,
+)
+from executors import WorkerIdentity, brief
 from hvd_cluster.core import memory, observers
 from hvd_cluster.core.launchers import Secret, StartingLauncher, warn_of_threads
 from hvd_cluster.core.observers import Observers
@@ -151,7 +156,7 @@ def _start(sets: list[ProcessSet], comm: object = None) -> None:
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
     _process.has_mpi = _process.launcher.members is not None or _runs_on_mpi(settings)
-    global_process_set.mpi_comm = comm if is_communicator(comm) else None
+    global_process_set.mpi_comm = comm if communicators.is_communicator(comm) else None
     _process.observers.follow(engine, world, worlds, reading.of(engine.topology), environment)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
@@ -161,7 +166,7 @@ def _start(sets: list[ProcessSet], comm: object = None) -> None:
 
 def _runs_on_mpi(settings: Settings) -> bool:
     """A rank that is alone, or has no GPU, does not load MPI for operations that it does not exchange."""
-    return "mpi" in (settings.cpu_operations, settings.gpu_operations) and loaded_mpi() is not None
+    return "mpi" in (settings.cpu_operations, settings.gpu_operations) and mpi_library.loaded_mpi() is not None
 
 
 def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
@@ -207,7 +212,7 @@ def _with_communicators(sets: Sequence[ProcessSet], comm: object, size: int, set
     for entry in sets:
         _resolve(entry, size)
     own = [entry.ranks or [] for entry in sets if entry.mpi_comm is not None]
-    places = iter(sets_of_all(start_mpi(settings.timeouts.connect), comm, own, settings.timeouts.connect))
+    places = iter(sets_of_all(mpi_library.start_mpi(settings.timeouts.connect), comm, own, settings.timeouts.connect))
     whole: list[ProcessSet] = []
     for entry in sets:
         found = [entry.ranks or []] if entry.mpi_comm is None else next(places)
@@ -219,7 +224,7 @@ def _with_communicators(sets: Sequence[ProcessSet], comm: object, size: int, set
 
 def _resolve(entry: ProcessSet, size: int) -> None:
     """Give a set from a communicator its ranks in this job, which has ``size``; a registered one has them already."""
-    mpi = loaded_mpi()
+    mpi = mpi_library.loaded_mpi()
     if mpi is not None and entry.mpi_comm is not None and entry.process_set_id is None:
         entry.ranks = ranks_in_job(mpi, entry.mpi_comm, _process.launcher.members, size)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from collectives.api import InvalidRequestError
-from collectives.backends.mpi.library import is_available, loaded_mpi
-from collectives.backends.nccl.bootstrap import load, unavailable
-from collectives.backends.registry import preload_gloo
+from collectives import InvalidRequestError, mpi_library, nccl_bootstrap, registry
 from hvd_cluster.core import basics
 
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
@@ -30,7 +27,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 def mpi_built() -> bool:
     """Whether ranks can talk through MPI: true if mpi4py is installed and finds the library of an MPI."""
-    return is_available()
+    return mpi_library.is_available()
 
 
 def mpi_enabled() -> bool:
@@ -48,14 +45,14 @@ def mpi_threads_supported() -> bool:
         raise InvalidRequestError(
             "MPI is not in use, so mpi_threads_supported() has no answer; ask mpi_enabled() first"
         )
-    mpi = loaded_mpi()
+    mpi = mpi_library.loaded_mpi()
     return bool(mpi.Query_thread() == mpi.THREAD_MULTIPLE)
 
 
 def gloo_built() -> bool:
     """Whether ranks on different hosts can talk through Gloo: true if torch with Gloo is installed, or pygloo."""
     try:
-        preload_gloo()
+        registry.preload_gloo()
     except ImportError:
         return False
     return True
@@ -68,7 +65,7 @@ def gloo_enabled() -> bool:
 
 def nccl_built() -> int:
     """The version of NCCL with which operations run on tensors on GPUs, such as 22105; 0 where this host cannot."""
-    return 0 if unavailable() else load().version
+    return 0 if nccl_bootstrap.unavailable() else nccl_bootstrap.load().version
 
 
 def ddl_built() -> bool:
@@ -83,7 +80,7 @@ def ccl_built() -> bool:
 
 def cuda_built() -> bool:
     """Whether operations accept tensors on a CUDA device: true where this host has a GPU, cupy and NCCL."""
-    return not unavailable()
+    return not nccl_bootstrap.unavailable()
 
 
 def rocm_built() -> bool:

@@ -7,17 +7,27 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
-from collectives.api import InvalidRequestError, SettingsError, Topology
-from collectives.backends.mpi.library import FITTING, describe, start_mpi
-from collectives.cores import usable_cores
-from collectives.settings import ENVIRONMENT_SECRET, MpiChoice
-from executors.driver.member import WorkerIdentity
-from executors.job.arguments import parse_seconds
-from executors.job.environment import thread_remark, threads_of
-from executors.launchers.bootstrap import Joined, erase_mark, join, leave_mark, refuse_child
-from executors.launchers.mpirun import place_among
-from executors.launchers.place import Farewell, Place
-from executors.launchers.table import is_ours, place_of
+from collectives import (
+    ENVIRONMENT_SECRET,
+    InvalidRequestError,
+    MpiChoice,
+    SettingsError,
+    Topology,
+    mpi_library,
+    usable_cores,
+)
+from executors import (
+    Farewell,
+    Joined,
+    Place,
+    WorkerIdentity,
+    bootstrap,
+    launcher_table,
+    parse_seconds,
+    place_among,
+    thread_remark,
+    threads_of,
+)
 from hvd_cluster.core.process_sets import MPIRUN, members_of
 
 logger = logging.getLogger(__name__)
@@ -90,10 +100,10 @@ class StartingLauncher:
         """
         choice = MpiChoice.from_environment(environment)
         _refuse_impossible(environment, comm, choice)
-        place = place_of(environment)
+        place = launcher_table.place_of(environment)
         if self._joined is None and place is not None:
-            refuse_child(environment, place)
-        if comm is not None or (choice.is_asked and not is_ours(environment)):
+            bootstrap.refuse_child(environment, place)
+        if comm is not None or (choice.is_asked and not launcher_table.is_ours(environment)):
             return self._join_by_mpi(environment, place, comm, choice)
         if self.members is not None:
             self.close()
@@ -106,7 +116,7 @@ class StartingLauncher:
 
         MPI starts before anything else: PMI serves one client in a process, and that has to be MPI.
         """
-        mpi = start_mpi(_start_timeout(environment), choice.has_threads)
+        mpi = mpi_library.start_mpi(_start_timeout(environment), choice.has_threads)
         _check_launcher(mpi, started)
         members = members_of(mpi, comm)
         if members != self.members:
@@ -119,9 +129,9 @@ class StartingLauncher:
 
     def _join(self, environment: Mapping[str, str], place: Place, started: Place | None) -> dict[str, str]:
         if self._joined is None:
-            self._joined = join(place, _start_timeout(environment), self._farewell)
+            self._joined = bootstrap.join(place, _start_timeout(environment), self._farewell)
             if started is not None:
-                leave_mark(os.environ, started)
+                bootstrap.leave_mark(os.environ, started)
         return {**environment, **self._joined.environment}
 
     def close(self) -> None:
@@ -130,7 +140,7 @@ class StartingLauncher:
         self.members = None
         joined, self._joined = self._joined, None
         if joined is not None:
-            erase_mark(os.environ)
+            bootstrap.erase_mark(os.environ)
             joined.close()
 
     def forget(self) -> None:
@@ -151,7 +161,7 @@ def _refuse_impossible(environment: Mapping[str, str], comm: object, choice: Mpi
             "HOROVOD_CPU_OPERATIONS=mpi, HOROVOD_GPU_OPERATIONS=mpi, HOROVOD_CONTROLLER=mpi and init(comm=...) out, or "
             "start a job of fixed size by mpirun"
         )
-    if comm is not None and is_ours(environment):
+    if comm is not None and launcher_table.is_ours(environment):
         raise InvalidRequestError(
             "init(comm=...) is for ranks that mpirun has started, but hvdrun, Ray or Spark has started this one: use "
             f"comm=None, with process_sets for groups of ranks; or {MPIRUN}"
@@ -162,8 +172,8 @@ def _check_launcher(mpi: Any, started: Place | None) -> None:
     size = mpi.COMM_WORLD.Get_size()
     if started is not None and started.size != size:
         raise SettingsError(
-            f"{started.launcher} has started {started.size} processes, but MPI ({describe(mpi)}) sees {size}, so it "
-            f"does not know that launcher: {FITTING}"
+            f"{started.launcher} has started {started.size} processes, but MPI ({mpi_library.describe(mpi)}) sees "
+            f"{size}, so it does not know that launcher: {mpi_library.FITTING}"
         )
 
 

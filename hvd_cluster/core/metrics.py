@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collectives.observe.metrics.values import Metrics
+    from collectives import Metrics
 
 
 def metrics() -> Metrics:
@@ -17,7 +17,7 @@ def metrics() -> Metrics:
     It goes on over the worlds of an elastic job, and stays readable after ``shutdown()``. Any thread may call it, at a
     cost of some ten microseconds. Raises NotInitializedError before ``init()``.
     """
-    from collectives.observe.metrics.meter import process_meter  # with the engine, which a launcher does not need
+    from collectives import process_meter
 
     return process_meter.read()
 
@@ -28,7 +28,7 @@ def count_samples(count: int) -> None:
     Any thread may call it, at a cost of a microsecond, also without ``init()``. Raises InvalidRequestError unless
     ``count`` is an integer of at least 0.
     """
-    from collectives.observe.metrics.meter import process_meter
+    from collectives import process_meter
 
     try:
         number = operator.index(count)

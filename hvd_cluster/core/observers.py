@@ -10,19 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from collectives.api import World
-from collectives.engine.engine import Engine
-from collectives.observe.autotune.autotuner import Autotuner
-from collectives.observe.live.sender import RecordTimeline, SnapshotSender
-from collectives.observe.metrics.exposition import Exposition
-from collectives.observe.metrics.meter import process_meter
-from collectives.observe.timeline.recorder import Recorder
-from collectives.observe.timeline.spans import Step
-from collectives.settings import Settings
-from collectives.store.client import RendezvousClient
-from executors.driver.member import WorkerIdentity
-from executors.job.environment import Course
-from executors.job.job import is_job_id
+from collectives import (
+    Autotuner,
+    Engine,
+    Exposition,
+    Recorder,
+    RecordTimeline,
+    RendezvousClient,
+    Settings,
+    SnapshotSender,
+    Step,
+    World,
+    process_meter,
+)
+from executors import Course, WorkerIdentity, is_job_id
 from hvd_cluster.core.worlds import Worlds
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, SupportsIndex
 
-from collectives.api import CollectiveTimeoutError, InvalidRequestError, SettingsError
-from collectives.backends.mpi.communicators import KEY_BYTES, Look, create, gather, is_communicator, ranks_of
-from collectives.backends.mpi.library import describe, loaded_mpi, spoil
+from collectives import CollectiveTimeoutError, InvalidRequestError, SettingsError, communicators, mpi_library
 
 MPIRUN = "start the script by mpirun, that of the MPI which mpi4py has loaded, or by hvdrun --mpi"
 
@@ -20,7 +18,7 @@ def check_argument(comm: object) -> object | None:
 
     Raises InvalidRequestError for anything else.
     """
-    if comm is None or is_communicator(comm):
+    if comm is None or communicators.is_communicator(comm):
         return comm
     try:
         ranks = [index(rank) for rank in comm]  # type: ignore[attr-defined]
@@ -36,7 +34,9 @@ def check_same(comm: Any, members: Sequence[int]) -> None:
     """Raise InvalidRequestError for a ``comm`` of a later ``init()`` with other ranks than ``members``, the job."""
     if comm is None:
         return
-    ranks = ranks_of(loaded_mpi(), comm) if is_communicator(comm) else tuple(comm)
+    ranks = (
+        communicators.ranks_of(mpi_library.loaded_mpi(), comm) if communicators.is_communicator(comm) else tuple(comm)
+    )
     if ranks != tuple(members):
         raise InvalidRequestError(
             f"init() was called already, with the ranks {list(members)}, not {list(ranks)} of MPI.COMM_WORLD; call "
@@ -53,11 +53,11 @@ def members_of(mpi: Any, comm: Any) -> tuple[int, ...]:
     size, own = world.Get_size(), world.Get_rank()
     if comm is None:
         return tuple(range(size))
-    ranks = ranks_of(mpi, comm) if is_communicator(comm) else tuple(comm)
+    ranks = communicators.ranks_of(mpi, comm) if communicators.is_communicator(comm) else tuple(comm)
     if len(set(ranks)) < len(ranks) or not all(0 <= rank < size for rank in ranks):
         raise InvalidRequestError(
             f"init(comm={comm!r}) must be different ranks of MPI.COMM_WORLD, which has 0 to {size - 1} here "
-            f"({describe(mpi)}); if there should be more, {MPIRUN}"
+            f"({mpi_library.describe(mpi)}); if there should be more, {MPIRUN}"
         )
     if own not in ranks:
         shown = f"has the ranks {list(ranks)} of MPI.COMM_WORLD" if ranks else "is MPI.COMM_NULL"
@@ -76,11 +76,11 @@ def ranks_in_job(mpi: Any, communicator: Any, members: Sequence[int] | None, siz
     """
     if members is None and mpi.COMM_WORLD.Get_size() != size:
         raise SettingsError(
-            f"the job has {size} ranks, but MPI ({describe(mpi)}) sees {mpi.COMM_WORLD.Get_size()}, so a communicator "
-            f"cannot be a process set: {MPIRUN}"
+            f"the job has {size} ranks, but MPI ({mpi_library.describe(mpi)}) sees {mpi.COMM_WORLD.Get_size()}, so a "
+            f"communicator cannot be a process set: {MPIRUN}"
         )
     places = {rank: place for place, rank in enumerate(range(size) if members is None else members)}
-    ranks = ranks_of(mpi, communicator)
+    ranks = communicators.ranks_of(mpi, communicator)
     strangers = [rank for rank in ranks if rank not in places]
     if strangers:
         raise InvalidRequestError(
@@ -110,21 +110,21 @@ def sets_of_all(mpi: Any, comm: Any, own: Sequence[Sequence[int]], seconds: floa
         if waited > seconds:
             text = f"some ranks did not give init() a process set from a communicator within {seconds:g} s; all must"
             error = CollectiveTimeoutError(f"{text} give one at the same places of the list, or MPI.COMM_NULL")
-            spoil(error)
+            mpi_library.spoil(error)
             raise error
 
-    given = gather(mpi, _communicator_of(mpi, comm, look), json.dumps(own).encode(), look)
+    given = communicators.gather(mpi, _communicator_of(mpi, comm, look), json.dumps(own).encode(), look)
     return distinct([json.loads(text) for text in given])
 
 
-def _communicator_of(mpi: Any, comm: Any, look: Look) -> Any:
+def _communicator_of(mpi: Any, comm: Any, look: communicators.Look) -> Any:
     """That of the job ``comm``. Other ranks of MPI.COMM_WORLD may be another job, or none."""
-    if is_communicator(comm):
+    if communicators.is_communicator(comm):
         return comm
     if comm is None:
         return mpi.COMM_WORLD
-    key = hashlib.sha256(f"the process sets of {comm}".encode()).digest()[:KEY_BYTES]
-    return create(mpi, comm, key, look)
+    key = hashlib.sha256(f"the process sets of {comm}".encode()).digest()[: communicators.KEY_BYTES]
+    return communicators.create(mpi, comm, key, look)
 
 
 def distinct(given: Sequence[Sequence[Sequence[int]]]) -> list[list[list[int]]]:
@@ -165,7 +165,7 @@ class ProcessSet:
         self.ranks: list[int] | None = None
         self.process_set_id: int | None = None
         self.mpi_comm: Any = None
-        if is_communicator(ranks_or_comm):
+        if communicators.is_communicator(ranks_or_comm):
             self.mpi_comm = ranks_or_comm
         elif isinstance(ranks_or_comm, Iterable):
             self.ranks = sorted(map(_as_rank, ranks_or_comm))

@@ -9,25 +9,24 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from collectives.api import (
+from collectives import (
+    LOOPBACK,
+    VERSION,
     CollectiveTimeoutError,
+    ConnectAttempt,
+    Engine,
     HorovodInternalError,
     HostsUpdatedInterrupt,
     MismatchError,
     PeerLostError,
+    RendezvousClient,
+    Settings,
     ShutDownError,
     Topology,
     World,
+    registry,
 )
-from collectives.backends.registry import preload
-from collectives.engine.engine import Engine
-from collectives.net.attempts import ConnectAttempt
-from collectives.net.interfaces import LOOPBACK
-from collectives.settings import Settings
-from collectives.store.client import RendezvousClient
-from collectives.version import VERSION
-from executors.driver.member import PATIENCE_SECONDS, Member, WorkerIdentity
-from executors.job.worlds import Answer, Published, Report, WorldCall
+from executors import PATIENCE_SECONDS, Answer, Member, Published, Report, WorkerIdentity, WorldCall
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class Worlds:
         if identity is None or world.rendezvous is None:
             return None
         if world.rendezvous[0] != LOOPBACK:  # ranks of other hosts may join
-            preload(settings)
+            registry.preload(settings)
         client = RendezvousClient(*world.rendezvous, settings.secret, settings.timeouts.connect)
         worlds = cls(identity, world, client, settings.timeouts.connect, engine)
         worlds._timeout = float(environment.get("HOROVOD_ELASTIC_TIMEOUT", DEFAULT_TIMEOUT_SECONDS))

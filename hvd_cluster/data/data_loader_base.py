@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.data.prefetch import Prefetch
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]

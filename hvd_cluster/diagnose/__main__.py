@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from collectives.backends.registry import rows
+from collectives import registry
 from hvd_cluster.diagnose.machine import Machine, installed_versions
 from hvd_cluster.diagnose.trial import DEFAULT, BackendTrial, Launch, launch, try_row
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None, launch: Launch = launch) -> int:
     parser = argparse.ArgumentParser(prog="python -m hvd_cluster.diagnose", description=ABOUT)
     parser.add_argument("--json", action="store_true", help="write JSON")
     options = parser.parse_args(argv)
-    trials = [try_row(row, launch) for row in (DEFAULT, *rows())]
+    trials = [try_row(row, launch) for row in (DEFAULT, *registry.rows())]
     report = DiagnosisReport(installed_versions(), Machine.here(), trials)
     text = json.dumps(report.as_data(), indent=2) + "\n" if options.json else report.as_text()
     sys.stdout.write(text)

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
-from collectives.api import SettingsError
-from collectives.cores import usable_cores
-from collectives.net import interfaces
-from executors.agents.mpi.library import find_mpirun
-from executors.api import ExecutorError
+from collectives import SettingsError, interfaces, usable_cores
+from executors import ExecutorError
+from executors.agents.mpi import find_mpirun
 from hvd_cluster import __version__
 
 SHARED_MEMORY = "/dev/shm"

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from collectives.api import (
+from collectives import (
     EngineError,
     HorovodInternalError,
     InvalidRequestError,
     Operation,
     SettingsError,
     UnsupportedRequestError,
+    registry,
 )
-from collectives.backends.registry import Row, absence
-from executors.api import ExecutorError
+from executors import ExecutorError
 from hvd_cluster import run
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import global_process_set
@@ -35,7 +35,7 @@ SECONDS = 30.0
 UNTIL_IT_IS_OVER = {"HOROVOD_ENABLE_ASYNC_COMPLETION": "0"}
 """An allreduce on a GPU lasts until the GPU has done it, not only until it is in a stream."""
 
-DEFAULT = Row("cpu", "auto", "HOROVOD_CPU_OPERATIONS")
+DEFAULT = registry.Row("cpu", "auto", "HOROVOD_CPU_OPERATIONS")
 """The backend of a job that asks for none."""
 
 ARRAYS = {"cpu": "numpy", "cuda": "cupy"}
@@ -45,7 +45,7 @@ BY_MPIRUN = ("mpi",)
 PLAIN = (ExecutorError, HorovodInternalError, ImportError, InvalidRequestError, SettingsError)
 """Errors whose text says what is missing and what to do."""
 
-Launch = Callable[[Row], float]
+Launch = Callable[[registry.Row], float]
 """Runs the allreduce of a row; returns its seconds, and raises its error."""
 
 
@@ -65,12 +65,12 @@ class BackendTrial:
         return self.seconds is not None
 
 
-def launch(row: Row) -> float:
+def launch(row: registry.Row) -> float:
     """Run the allreduce of ``row`` on RANKS processes of this machine; the median of its seconds on rank 0.
 
     Raises UnsupportedRequestError for a device that is not here, and the errors of ``run()``.
     """
-    reason = absence(row.device)
+    reason = registry.absence(row.device)
     if reason:
         raise UnsupportedRequestError(reason)
     environment = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{SECONDS:g}", **UNTIL_IT_IS_OVER, row.variable: row.name}
@@ -79,7 +79,7 @@ def launch(row: Row) -> float:
     return results[0]
 
 
-def try_row(row: Row, launch: Launch = launch) -> BackendTrial:
+def try_row(row: registry.Row, launch: Launch = launch) -> BackendTrial:
     """The result of ``row``. Raises nothing: any failure is a reason."""
     try:
         seconds = launch(row)

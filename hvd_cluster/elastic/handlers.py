@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from collectives.api import override
+from collectives import override
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.elastic.parts import Part

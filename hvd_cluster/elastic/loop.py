@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
-from collectives.api import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
+from collectives import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from hvd_cluster.elastic import session
 from hvd_cluster.elastic.state import ObjectState, State
 

@@ -9,8 +9,8 @@ import sys
 import threading
 from types import FrameType, TracebackType
 
-from collectives.api import HorovodInternalError
-from executors.failures import FailureKind, brief, kind_of_chain
+from collectives import HorovodInternalError
+from executors import FailureKind, brief, kind_of_chain
 from hvd_cluster.core.worlds import Worlds
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from collectives.api import InvalidRequestError, override
+from collectives import InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.ops.objects import described

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from collectives.api import InvalidRequestError
-from collectives.controller.agreement import name_ranks
+from collectives import InvalidRequestError, name_ranks
 
 Layout = Sequence[tuple[str, str]]
 """The name of each entry of a state, and its description, such as the shape and the dtype of a parameter."""

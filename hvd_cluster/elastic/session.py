@@ -10,18 +10,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from collectives.api import (
+from collectives import (
+    VERSION,
     HorovodInternalError,
     InvalidRequestError,
     MismatchError,
     NotInitializedError,
     ShutDownError,
     World,
+    process_meter,
 )
-from collectives.observe.metrics.meter import process_meter
-from collectives.version import VERSION
-from executors.failures import FailureKind, brief, kind_of_chain
-from executors.job.worlds import Report
+from executors import FailureKind, Report, brief, kind_of_chain
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.core.worlds import RemovedError

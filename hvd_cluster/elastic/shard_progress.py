@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object
 

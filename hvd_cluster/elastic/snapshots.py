@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from collectives.api import NotInitializedError
+from collectives import NotInitializedError
 from hvd_cluster.core import basics
 from hvd_cluster.elastic.parts import Part
 from hvd_cluster.elastic.steps import Cycle, Marks, needs_copy

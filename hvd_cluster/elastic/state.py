@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
-from collectives.api import HostsUpdatedInterrupt, InvalidRequestError, override
+from collectives import HostsUpdatedInterrupt, InvalidRequestError, override
 from hvd_cluster import __version__
 from hvd_cluster.core import basics
 from hvd_cluster.elastic import session

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from typing import Any, TypeAlias
 
-from collectives.api import HorovodInternalError, InvalidRequestError, override
+from collectives import HorovodInternalError, InvalidRequestError, override
 
 Tensor: TypeAlias = Any
 """A tensor of the binding's framework."""

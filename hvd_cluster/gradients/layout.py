@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
-from collectives.controller.agreement import name_ranks
+from collectives import name_ranks
 from hvd_cluster.comparison.twins import ModelPlace
 from hvd_cluster.gradients.duplicate_names import Proposal
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from collectives.api import InvalidRequestError, MismatchError, ReduceOp
+from collectives import InvalidRequestError, MismatchError, ReduceOp
 from hvd_cluster.comparison.models import Model
 from hvd_cluster.comparison.rosters import Roster, roster_of, static_name
 from hvd_cluster.core import basics

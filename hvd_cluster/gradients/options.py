@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from collectives.api import InvalidRequestError, ReduceOp, UnsupportedRequestError
+from collectives import InvalidRequestError, ReduceOp, UnsupportedRequestError
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.compression import GradientCompression, require_gradient_compression
 from hvd_cluster.ops.arguments import Reduction, as_factor

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.comparison.models import Entry, Model
 from hvd_cluster.comparison.rosters import static_name
 from hvd_cluster.comparison.twins import plain

@@ -8,9 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from collectives.api import InvalidRequestError
-from collectives.engine.engine import Engine
-from collectives.engine.work import Work
+from collectives import Engine, InvalidRequestError, Work
 from hvd_cluster.core import basics
 from hvd_cluster.graphs.completer import completer
 from hvd_cluster.graphs.lanes import Lane, LaneChooser, Lanes

@@ -8,8 +8,7 @@ import threading
 from collections import deque
 from functools import partial
 
-from collectives.engine.engine import Engine
-from collectives.engine.work import Watch
+from collectives import Engine, Watch
 from hvd_cluster.graphs.run import NodeRun
 from hvd_cluster.graphs.settlement import Settlement, needs_settlement
 

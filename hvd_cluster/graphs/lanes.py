@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.graphs.run import KernelContext
 
 LANES = 32

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from collectives.engine.engine import Engine
-from collectives.engine.work import Work
+from collectives import Engine, Work
 from hvd_cluster.core.process_sets import ProcessSet
 
 

@@ -11,15 +11,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from collectives.api import (
+from collectives import (
     DuplicateNameError,
+    Engine,
     HorovodInternalError,
     InvalidRequestError,
     MismatchError,
     Operation,
     Request,
 )
-from collectives.engine.engine import Engine
 from hvd_cluster.graphs.run import NodeRun
 from hvd_cluster.ops.submission import label_of
 

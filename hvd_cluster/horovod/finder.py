@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 
-from collectives.api import override
+from collectives import override
 from hvd_cluster import __version__
 
 __all__ = ["HOROVOD_VERSION", "HorovodFinder"]

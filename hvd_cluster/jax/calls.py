@@ -12,9 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from collectives.api import DType, HorovodInternalError, Operation
-from collectives.buffers import Buffer
-from collectives.engine.work import Work, fresh
+from collectives import Buffer, DType, HorovodInternalError, Operation, Work, fresh
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet

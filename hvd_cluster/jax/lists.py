@@ -9,7 +9,7 @@ from itertools import accumulate
 import jax
 from jax import numpy as jnp
 
-from collectives.api import InvalidRequestError, override
+from collectives import InvalidRequestError, override
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding, Shipment, by_shipment
 from hvd_cluster.gradients.targets import Target

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from collectives.api import InvalidRequestError, ReduceOp
+from collectives import InvalidRequestError, ReduceOp
 from hvd_cluster.comparison.meeting import require_same
 from hvd_cluster.comparison.twins import model_of
 from hvd_cluster.core.process_sets import global_process_set

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from collectives.api import override
+from collectives import override
 from hvd_cluster.gradients.compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.core import basics
 from hvd_cluster.keras import variables
 from hvd_cluster.ops.objects import allgather_object

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from collectives.api import InvalidRequestError, override
+from collectives import InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.keras import variables
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.gradients.compression import GradientCompression, NoneCompressor
 from hvd_cluster.keras.optimizer import DistributedOptimizer
 from hvd_cluster.keras.optimizer.distributed import Distributed

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from collectives.api import InvalidRequestError, override
+from collectives import InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.targets import positional

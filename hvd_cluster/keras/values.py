@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import Operation, ReduceOp
+from collectives import Operation, ReduceOp
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.gradients.compression import NoneCompressor
 from hvd_cluster.keras.backends import in_graph

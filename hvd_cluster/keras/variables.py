@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import InvalidRequestError, MismatchError
+from collectives import InvalidRequestError, MismatchError
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.targets import is_complete

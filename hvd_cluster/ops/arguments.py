@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from collectives.api import InvalidRequestError, MismatchError, ReduceOp
+from collectives import InvalidRequestError, MismatchError, ReduceOp
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM

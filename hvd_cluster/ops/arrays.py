@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import Operation
-from collectives.buffers import Buffer, as_buffer, empty
-from collectives.engine.work import Work
+from collectives import Buffer, Operation, Work, as_buffer, empty
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.refusals import refusing
 from hvd_cluster.ops.submission import Handle, Operand, run_all, start

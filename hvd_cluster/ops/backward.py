@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from collectives.api import InvalidRequestError, ReduceOp
+from collectives import InvalidRequestError, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops.arguments import Reduction
 

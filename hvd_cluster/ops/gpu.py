@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
-from collectives.api import InvalidRequestError
-from collectives.backends.nccl.presence import place
+from collectives import InvalidRequestError, presence
 from hvd_cluster.core import basics
 
 
@@ -21,7 +20,7 @@ class _Place:
         engine = basics.engine()
         if engine is not self._engine():
             self._engine, self._index = weakref.ref(engine), index
-            place.index = index
+            presence.place.index = index
         if index != self._index:
             raise InvalidRequestError(
                 f"the tensor is on cuda:{index}, but the first one of this rank was on cuda:{self._index}; "

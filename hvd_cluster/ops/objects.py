@@ -14,8 +14,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import InvalidRequestError, Operation
-from collectives.buffers import as_buffer
+from collectives import InvalidRequestError, Operation, as_buffer
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arrays import gathered

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from collectives.api import InvalidRequestError, Operation, Request
+from collectives import InvalidRequestError, Operation, Request
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.submission import label_of

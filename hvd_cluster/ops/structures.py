@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops.objects import broadcast_object, described

@@ -7,10 +7,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from collectives.api import HorovodInternalError, InvalidRequestError, Operation, Request
-from collectives.buffers import Buffer
-from collectives.engine.engine import Engine
-from collectives.engine.work import Destination, Work
+from collectives import Buffer, Destination, Engine, HorovodInternalError, InvalidRequestError, Operation, Request, Work
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction, as_rank

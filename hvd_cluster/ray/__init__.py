@@ -12,7 +12,7 @@ With ``min_workers`` the workers may change while the training runs. ``HvdTraine
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from executors.agents.ray.train.datasets import get_dataset_shard
+from executors.agents.ray import get_dataset_shard
 from hvd_cluster.ray.base_worker import BaseHorovodWorker
 from hvd_cluster.ray.elastic import ElasticRayExecutor, ElasticSettings, RayHostDiscovery
 from hvd_cluster.ray.executor import MiniSettings, RayExecutor

@@ -7,8 +7,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from executors.agents.ray import ray
-from executors.agents.ray.log import Queue, send_to
+from executors.agents.ray import Queue, log, ray
 
 __all__ = ["BaseHorovodWorker"]
 
@@ -64,4 +63,4 @@ class BaseHorovodWorker:
 
     def set_queue(self, queue: Queue) -> None:
         """Let :func:`hvd_cluster.ray.log` put its values into ``queue``, such as a ``ray.util.queue.Queue``."""
-        send_to(queue)
+        log.send_to(queue)

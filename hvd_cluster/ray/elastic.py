@@ -6,13 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from executors.agents.ray.log import Callback
-from executors.agents.ray.placement.discovery import RayHostDiscovery
-from executors.agents.ray.settings import MiniSettings
-from executors.api import ExecutorError
-from executors.job.arguments import interface_names
-from executors.job.discovery import HostDiscovery
-from executors.job.elastic_arguments import ResetLimit
+from executors import ExecutorError, HostDiscovery, ResetLimit, interface_names
+from executors.agents.ray import Callback, MiniSettings, RayHostDiscovery
 from hvd_cluster.ray.executor import RayExecutor
 
 __all__ = ["ElasticRayExecutor", "ElasticSettings", "RayHostDiscovery"]

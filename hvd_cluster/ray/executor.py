@@ -7,17 +7,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from executors.agents.ray.connection import check_connection, is_client
-from executors.agents.ray.log import Callback
-from executors.agents.ray.placement.request import RayRequest
-from executors.agents.ray.settings import ElasticRequest, MiniSettings, check_extra, check_runtime_env, save_ssh_key
-from executors.agents.ray.train.datasets import Sharded
-from executors.api import ExecutorError
-from executors.dashboard.picture import Address
-from executors.job.arguments import interface_names
-from executors.job.call import Call
-from executors.job.discovery import HostDiscovery
-from executors.job.elastic_arguments import ResetLimit
+from executors import Address, Call, ExecutorError, HostDiscovery, ResetLimit, interface_names
+from executors.agents.ray import (
+    Callback,
+    ElasticRequest,
+    MiniSettings,
+    RayRequest,
+    Sharded,
+    check_connection,
+    check_extra,
+    check_runtime_env,
+    is_client,
+    save_ssh_key,
+)
 from hvd_cluster.ray.workers import ElasticWorkers, FixedWorkers, Workers
 
 if TYPE_CHECKING:

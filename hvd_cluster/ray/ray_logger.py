@@ -1,5 +1,5 @@
 """``log``: from a worker to the callbacks of the driver's ``run``."""
 
-from executors.agents.ray.log import log
+from executors.agents.ray import log
 
 __all__ = ["log"]

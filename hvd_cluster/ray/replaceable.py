@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 import cloudpickle
 
-from collectives.api import InvalidRequestError
-from executors.agents.ray.train.last_report import BarrierGuard, ReportKeeper
-from executors.driver.member import WorkerIdentity
-from executors.job.worlds import Answer
+from collectives import InvalidRequestError
+from executors import Answer, WorkerIdentity
+from executors.agents.ray import BarrierGuard, ReportKeeper
 from hvd_cluster.core import basics
 from hvd_cluster.core.worlds import Worlds
 from hvd_cluster.elastic.loop import hand_over, keeping_state

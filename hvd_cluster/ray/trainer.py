@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from executors.job.arguments import interface_names
+from executors import interface_names
 from hvd_cluster import horovod
 from hvd_cluster.core import basics
 
@@ -17,8 +17,7 @@ try:
     from ray.train import DataConfig, Result, RunConfig, ScalingConfig, ValidationConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    from executors.agents.ray.train.backend import JobConfig
-    from executors.agents.ray.train.last_report import Deliveries
+    from executors.agents.ray import Deliveries, JobConfig
     from hvd_cluster.ray.replaceable import replaceable
 except ImportError as error:
     raise ImportError(

@@ -6,17 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from executors.agents.ray.actors import ActorWork
-from executors.agents.ray.client import ClientJob, run_elastic_by_remote_driver
-from executors.agents.ray.connection import check_connection, is_client, store
-from executors.agents.ray.elastic import ElasticOptions, run_elastic
-from executors.agents.ray.job import RayJob
-from executors.agents.ray.log import Callback
-from executors.agents.ray.placement.request import RayRequest
-from executors.agents.ray.settings import ElasticRequest, MiniSettings
-from executors.agents.ray.train.datasets import split
-from executors.api import ExecutorError
-from executors.job.call import Call
+from executors import Call, ExecutorError
+from executors.agents.ray import (
+    ActorWork,
+    Callback,
+    ClientJob,
+    ElasticOptions,
+    ElasticRequest,
+    MiniSettings,
+    RayJob,
+    RayRequest,
+    check_connection,
+    is_client,
+    run_elastic,
+    run_elastic_by_remote_driver,
+    split,
+    store,
+)
 from hvd_cluster import horovod
 from hvd_cluster.core import basics
 

@@ -13,9 +13,7 @@ from typing import Any, TextIO, TypeVar, cast
 
 from pyspark.sql import DataFrame
 
-from executors.job.arguments import renamed
-from executors.job.call import Call
-from executors.job.elastic_arguments import ElasticArguments, ResetLimit
+from executors import Call, ElasticArguments, ResetLimit, renamed
 from hvd_cluster.spark.dataframe import (
     COOLDOWN,
     ROW_ARGUMENTS,

@@ -9,8 +9,7 @@ from typing import Any, TypeVar, cast
 
 from pyspark.sql import DataFrame
 
-from executors.job.call import Call
-from executors.job.elastic_arguments import ElasticArguments, ResetLimit, resolve_limits
+from executors import Call, ElasticArguments, ResetLimit, resolve_limits
 from hvd_cluster.spark.launch import SparkLaunch
 from hvd_cluster.spark.rows.columns import ColumnNames
 from hvd_cluster.spark.rows.feed import Rows

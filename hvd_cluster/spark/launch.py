@@ -7,17 +7,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, TextIO
 
-from executors.agents.local.supervisor import resolve_grace
-from executors.agents.spark.broadcasts import PickledCall
-from executors.agents.spark.elastic import run_elastic_on_spark
-from executors.agents.spark.job import run_on_spark
-from executors.agents.spark.plan import Feeder, SparkOptions
-from executors.agents.spark.session import Session, divided, repeatable
-from executors.dashboard.picture import Address
-from executors.job.arguments import check_integer, check_variables, interface_names, refuse_mpi, resolve_seconds
-from executors.job.call import Call
-from executors.job.elastic_arguments import ElasticArguments, resolve_limits
-from executors.job.output import Output
+from executors import (
+    Address,
+    Call,
+    ElasticArguments,
+    Output,
+    check_integer,
+    check_variables,
+    interface_names,
+    refuse_mpi,
+    resolve_grace,
+    resolve_limits,
+    resolve_seconds,
+)
+from executors.agents.spark import (
+    Feeder,
+    PickledCall,
+    Session,
+    SparkOptions,
+    divided,
+    repeatable,
+    run_elastic_on_spark,
+    run_on_spark,
+)
 from hvd_cluster import horovod
 
 START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"

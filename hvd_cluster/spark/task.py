@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from executors.agents.spark.plan import DEVICES
+from executors.agents.spark import DEVICES
 
 __all__ = ["get_available_devices"]
 

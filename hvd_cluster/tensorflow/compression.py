@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from collectives.api import override
+from collectives import override
 from hvd_cluster.gradients.compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

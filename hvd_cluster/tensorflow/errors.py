@@ -27,7 +27,7 @@ from itertools import count
 import tensorflow as tf
 from tensorflow.python.framework import errors_impl
 
-from collectives.api import (
+from collectives import (
     CollectiveTimeoutError,
     HorovodInternalError,
     InvalidRequestError,
@@ -35,8 +35,8 @@ from collectives.api import (
     NotInitializedError,
     PeerLostError,
     ShutDownError,
+    fresh,
 )
-from collectives.engine.work import fresh
 from hvd_cluster.tensorflow.native.error_texts import pattern_of
 
 ABANDONED = tf.errors.CANCELLED, "another collective of this run of the graph has failed"

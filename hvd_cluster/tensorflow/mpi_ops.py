@@ -1,6 +1,6 @@
 """All collectives, in Horovod's module of this name."""
 
-from collectives.api import HorovodInternalError
+from collectives import HorovodInternalError
 from hvd_cluster import common_api as _common_api
 from hvd_cluster.common_api import *  # noqa: F403
 from hvd_cluster.ops.arguments import Max, Min, Product

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import DType, InvalidRequestError
+from collectives import DType, InvalidRequestError
 
 _NATIVE = {
     tf.uint8: DType.UINT8,

@@ -12,7 +12,7 @@ from contextlib import suppress
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from executors.job.environment import threads_of
+from executors import threads_of
 
 INSIDE, BETWEEN = "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"
 FEWEST_BETWEEN = 2

@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('hvd_cluster.torch needs PyTorch: pip install "hvd-cluster[torch]"') from error
 
-from collectives.backends.phases import register as _register_profiler
+from collectives import phases
 from hvd_cluster.core.features import check_extension
 from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
 from hvd_cluster.core.metrics import count_samples, metrics
@@ -42,7 +42,7 @@ __all__ += _mpi_ops.__all__
 
 _kernels.register()
 _profiler = _torch.autograd.profiler  # looked up once: the engine asks before each operation
-_register_profiler(_partial(getattr, _profiler, "_is_profiler_enabled"), _torch.profiler.record_function)
+phases.register(_partial(getattr, _profiler, "_is_profiler_enabled"), _torch.profiler.record_function)
 _register_thread_count("torch", _torch.get_num_threads)
 
 

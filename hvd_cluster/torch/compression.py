@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from collectives.api import override
+from collectives import override
 from hvd_cluster.core import memory
 from hvd_cluster.gradients.compression import CastCompressor, Compressor, IntoCompressor, NoneCompressor
 from hvd_cluster.torch.powersgd import PowerSGD

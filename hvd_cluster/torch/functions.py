@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.comparison.meeting import matched, refusing_list
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set

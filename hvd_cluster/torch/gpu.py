@@ -7,16 +7,13 @@ from typing import Any
 
 import torch
 
-from collectives.api import DType, InvalidRequestError, override
-from collectives.backends.completion import Polled
-from collectives.buffers import Buffer
-from collectives.engine.work import Work
+from collectives import Buffer, DType, InvalidRequestError, Work, completion, override
 from hvd_cluster.ops.gpu import require_gpu
 
 _cuda: Any = torch.cuda  # which is not annotated
 
 
-class Recorded(Polled):
+class Recorded(completion.Polled):
     """The end of all that was enqueued on the current stream of GPU ``index``."""
 
     def __init__(self, index: int) -> None:

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from collectives.api import DType
-from collectives.kernels.conversion import CHUNK, Conversion
-from collectives.kernels.conversion import register as register_conversion
+from collectives import DType, conversion
 
 Array = npt.NDArray[Any]
 Pieces = Sequence[torch.Tensor]
@@ -22,8 +20,8 @@ def register() -> None:
     """Let the engine convert with torch: twenty times as fast as NumPy for float16. Up to CHUNK elements at a time,
     torch starts no threads."""
     float16, bfloat16 = partial(_mean, 2.0**16), partial(_mean, 2.0**119)
-    register_conversion(DType.FLOAT16, Conversion(_copy, _copy, _pieces, _pieces, _add, float16))
-    register_conversion(DType.BFLOAT16, Conversion(_copy, _copy, _bfloat16_pieces, _pieces, _add, bfloat16))
+    conversion.register(DType.FLOAT16, conversion.Conversion(_copy, _copy, _pieces, _pieces, _add, float16))
+    conversion.register(DType.BFLOAT16, conversion.Conversion(_copy, _copy, _bfloat16_pieces, _pieces, _add, bfloat16))
 
 
 def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
@@ -64,7 +62,7 @@ def _split(array: Array, dtype: torch.dtype | None) -> Pieces:
         with torch.inference_mode(False):
             return _split(array, dtype)
     whole = torch.from_numpy(_writable(array))
-    return (whole if dtype is None else whole.view(dtype)).unsafe_split(CHUNK)
+    return (whole if dtype is None else whole.view(dtype)).unsafe_split(conversion.CHUNK)
 
 
 def _writable(array: Array) -> Array:

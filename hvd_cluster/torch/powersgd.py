@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collectives.api import InvalidRequestError, override
+from collectives import InvalidRequestError, override
 from hvd_cluster.gradients.compression import GradientCompressor, Rounds
 
 

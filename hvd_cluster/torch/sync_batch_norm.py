@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from collectives.api import InvalidRequestError, ReduceOp
+from collectives import InvalidRequestError, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.mpi_ops import allgather, allreduce, cuda_built
 

@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from collectives.api import DType, InvalidRequestError
-from collectives.backends.completion import DONE
-from collectives.buffers import Buffer
-from collectives.engine.work import Work
+from collectives import Buffer, DType, InvalidRequestError, Work, completion
 from hvd_cluster.core import memory
 from hvd_cluster.ops.submission import Finish, Operand
 from hvd_cluster.torch import gpu
@@ -205,7 +202,7 @@ def of_other_shape(tensor: torch.Tensor) -> Operand:
 
 def _await(work: Work) -> None:
     """Let what the caller does next with the result wait for it, where that is on a GPU."""
-    if work.end is not DONE:
+    if work.end is not completion.DONE:
         gpu.await_end(work)
 
 

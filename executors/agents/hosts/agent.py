@@ -19,10 +19,7 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import NoReturn
 
-from collectives.cores import usable_cores
-from collectives.net import descriptors
-from collectives.net.sockets import end_in_silence
-from collectives.net.wire import introduce
+from collectives import descriptors, end_in_silence, usable_cores, wire
 from executors.agents.hosts.messages import (
     AgentFailed,
     AgentHello,
@@ -65,7 +62,7 @@ class AgentLink:
         self._socket = sock
         self._writable = select.poll()
         self._writable.register(sock, select.POLLOUT)
-        self._sealer, self._opener = introduce(sock, secret.key, AgentHello(host).encode(), REFUSED)
+        self._sealer, self._opener = wire.introduce(sock, secret.key, AgentHello(host).encode(), REFUSED)
         end_in_silence(sock, SILENCE_SECONDS)
         sock.settimeout(None)
 

@@ -8,8 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from collectives.net.frames import Opener, Sealer, admit
-from collectives.net.sockets import end_in_silence
+from collectives import Opener, Sealer, end_in_silence, frames
 from executors.agents.hosts.agent import SILENCE_SECONDS
 from executors.agents.hosts.messages import AgentHello, FromAgent, FromDriver
 from executors.api import JobSecret
@@ -102,7 +101,7 @@ class AgentServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[AgentConnection, Opener]:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
-        hello, opener, sealer = await admit(reader, writer, self._secret.key)
+        hello, opener, sealer = await frames.admit(reader, writer, self._secret.key)
         self._reception.authenticated(writer)
         return AgentConnection(AgentHello.decode(hello), asyncio.get_running_loop(), writer, sealer), opener
 

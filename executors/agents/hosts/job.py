@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from collectives.api import override
-from collectives.cores import usable_cores
-from collectives.net.interfaces import LOOPBACK
+from collectives import LOOPBACK, override, usable_cores
 from executors.agents.hosts.remote import AgentPlan, AgentReporter, OtherHosts
 from executors.agents.hosts.shell import RemoteShell
 from executors.agents.local.job import BY_SIGNAL, CommandProgram, FunctionProgram, ProcessJob, Program

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from signal import SIGTERM
 
-from collectives.version import VERSION
+from collectives import VERSION
 from executors.agents.local.supervisor import Event
 from executors.agents.local.work import WorkerPayload
 

@@ -16,8 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
-from collectives.api import override
-from collectives.settings import ENVIRONMENT_SECRET
+from collectives import ENVIRONMENT_SECRET, override
 from executors.agents.hosts.agent_server import AgentConnection, AgentServer, Listener
 from executors.agents.hosts.messages import (
     SAME_VERSIONS,

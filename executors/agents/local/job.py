@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
-from collectives.api import override
+from collectives import override
 from executors.agents.local.supervisor import (
     TEARDOWN_SECONDS,
     Ended,

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from collectives.net import descriptors
+from collectives import descriptors
 from executors.api import CommandNotFoundError
 
 

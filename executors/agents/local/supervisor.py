@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from collectives.net.frames import Frames
+from collectives import Frames
 from executors.agents.local.processes import WorkerProcess
 from executors.api import WorkerError
 from executors.failures import COLOUR, CONSEQUENCES, Failure, FailureKind

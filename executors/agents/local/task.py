@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import cloudpickle
 
-from collectives.net.frames import LENGTH
+from collectives import frames
 from executors.driver.outcome import observe
 
 ZIP = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
@@ -96,7 +96,7 @@ def _read(fd: int) -> bytes:
 
 
 def _send(fd: int, message: bytes) -> None:
-    for part in (LENGTH.pack(len(message)), message):
+    for part in (frames.LENGTH.pack(len(message)), message):
         rest = memoryview(part)
         while rest:
             rest = rest[os.write(fd, rest) :]

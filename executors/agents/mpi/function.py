@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from collectives.net.interfaces import LOOPBACK
+from collectives import LOOPBACK
 from executors.agents.hosts.agent_server import AgentConnection, AgentServer
 from executors.agents.hosts.messages import Begin, FromAgent
 from executors.agents.local.supervisor import (

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from collectives.cores import usable_cores
-from collectives.net.interfaces import LOOPBACK
+from collectives import LOOPBACK, usable_cores
 from executors.agents.local.processes import check_command
 from executors.agents.local.supervisor import Supervisor
 from executors.agents.mpi import mpirun

@@ -12,7 +12,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
 
-from collectives.api import override
+from collectives import override
 from executors.agents.ray.group import JobActor
 from executors.api import StartTimeoutError, WorkerError, worker_id
 from executors.driver.driver import Driver

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import ray
 
-from collectives.api import override
+from collectives import override
 from executors.agents.ray.actors import Actors, ActorWork, Events
 from executors.agents.ray.log import Callback, listen
 from executors.agents.ray.placement.autoscaler import Demand

@@ -12,8 +12,7 @@ from typing import Protocol
 
 import ray.cloudpickle
 
-from collectives.settings import ENVIRONMENT_SECRET
-from collectives.store.client import RendezvousClient
+from collectives import ENVIRONMENT_SECRET, RendezvousClient
 from executors.job.job import Job
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ray.util.metrics import Counter, Gauge
 
 if TYPE_CHECKING:
-    from collectives.observe.metrics.families import Family
+    from collectives import Family
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,7 @@ def export_once(metrics: RayMetrics) -> None:
     It imports nothing of the engine: NumPy reads how many threads it may use when it is first imported.
     """
     if "collectives.observe.metrics.meter" in sys.modules:
-        from collectives.observe.metrics.families import families
-        from collectives.observe.metrics.meter import process_meter
+        from collectives import families, process_meter
 
         if process_meter.has_begun:
             for family in families(process_meter.read()):

@@ -6,6 +6,10 @@ It has a ``connection`` to the ``console`` of the driver, or yields its outcome 
 (``elastic``) each task is the agent of one slot (``elastic_task``).
 """
 
+from typing import TYPE_CHECKING
+
+from collectives import facade
+
 try:
     import pyspark as pyspark
 except ModuleNotFoundError as error:
@@ -14,3 +18,21 @@ except ModuleNotFoundError as error:
     raise ImportError(
         'hvd_cluster.spark needs PySpark, which is not installed: pip install "hvd-cluster[spark]"'
     ) from error
+
+if TYPE_CHECKING:
+    from executors.agents.spark.broadcasts import PickledCall
+    from executors.agents.spark.elastic import run_elastic_on_spark
+    from executors.agents.spark.job import run_on_spark
+    from executors.agents.spark.plan import DEVICES, PARTITION, Feeder, FeedingTask, SparkOptions
+    from executors.agents.spark.session import Session, divided, repeatable
+else:
+    __getattr__ = facade(
+        __name__,
+        {
+            "broadcasts": "PickledCall",
+            "elastic": "run_elastic_on_spark",
+            "job": "run_on_spark",
+            "plan": "DEVICES Feeder FeedingTask PARTITION SparkOptions",
+            "session": "Session divided repeatable",
+        },
+    )

@@ -18,10 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from collectives.net.attempts import attempts
-from collectives.net.frames import DIGEST_BYTES, NONCE_BYTES, digest, frame, seal, unseal
-from collectives.net.sockets import end_in_silence
-from collectives.net.wire import receive
+from collectives import attempts, end_in_silence, frames, wire
 from executors.api import JobSecret
 from executors.job.output import Sink
 
@@ -54,12 +51,12 @@ class TaskIdentity:
 
     def seal(self, secret: JobSecret, nonce: bytes) -> bytes:
         """The answer of the task to ``nonce``."""
-        return seal(secret.key, nonce, json.dumps(asdict(self)).encode())
+        return frames.seal(secret.key, nonce, json.dumps(asdict(self)).encode())
 
     @classmethod
     def unseal(cls, secret: JobSecret, nonce: bytes, data: bytes) -> TaskIdentity:
         """The identity in ``data``. Raises PermissionError if its author does not know ``secret``."""
-        return cls(**json.loads(unseal(secret.key, nonce, data)))
+        return cls(**json.loads(frames.unseal(secret.key, nonce, data)))
 
 
 class DriverConnection:
@@ -90,7 +87,7 @@ class DriverConnection:
         # Bound: SILENCE_SECONDS without progress, by the kernel; abort: the driver hangs up.
         try:
             with self._sending:
-                self._socket.sendall(frame(kind + data))
+                self._socket.sendall(frames.frame(kind + data))
         except OSError:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -101,15 +98,15 @@ class DriverConnection:
 
     def report(self, failure: bytes) -> None:
         """Send a pickled :class:`.Outcome` to the driver before Spark does, unless it is too long for a frame."""
-        if len(failure) < LONGEST_FRAME - DIGEST_BYTES:
-            self.send(FAILURE, seal(self._secret.key, self._nonce, failure))
+        if len(failure) < LONGEST_FRAME - frames.DIGEST_BYTES:
+            self.send(FAILURE, frames.seal(self._secret.key, self._nonce, failure))
 
     def deliver(self, outcome: bytes) -> bool:
         """Send a pickled :class:`.Outcome` of any length. Returns whether the driver has all of it."""
         view = memoryview(outcome)
         for start in range(0, len(view), RESULT_BYTES):
             self.send(RESULT, view[start : start + RESULT_BYTES])
-        self.send(RESULT_END, digest(self._secret.key, self._nonce, outcome))
+        self.send(RESULT_END, frames.digest(self._secret.key, self._nonce, outcome))
         # Bound: SILENCE_SECONDS of a host that is gone, by the kernel; abort: the driver hangs up.
         try:
             return self._socket.recv(1) == ACCEPTED
@@ -163,9 +160,9 @@ def connect_to_driver(
 
 
 def _introduce(sock: socket.socket, secret: JobSecret, identity: TaskIdentity) -> DriverConnection:
-    nonce = receive(sock, NONCE_BYTES, CLOSED)
-    sock.sendall(frame(identity.seal(secret, nonce)))
-    if receive(sock, 1, CLOSED) != ACCEPTED:
+    nonce = wire.receive(sock, frames.NONCE_BYTES, CLOSED)
+    sock.sendall(frames.frame(identity.seal(secret, nonce)))
+    if wire.receive(sock, 1, CLOSED) != ACCEPTED:
         raise ConnectionRefusedError(f"the driver has another task of rank {identity.rank}, or is about to end")
     end_in_silence(sock, SILENCE_SECONDS)
     sock.settimeout(None)

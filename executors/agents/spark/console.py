@@ -11,9 +11,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Protocol
 
-from collectives.net.acceptor import Acceptor, streams
-from collectives.net.frames import check_digest, nonce, read_frame, unseal
-from collectives.net.sockets import end_in_silence
+from collectives import Acceptor, end_in_silence, frames, streams
 from executors.agents.spark.connection import (
     ACCEPTED,
     FAILURE,
@@ -206,7 +204,7 @@ class Console:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections[writer] = asyncio.current_task()
         try:
-            own = nonce()
+            own = frames.nonce()
             identity = await self._identify(own, reader, writer)
             if identity is not None:
                 await self._receive(identity, own, reader, writer)
@@ -227,7 +225,7 @@ class Console:
     ) -> TaskIdentity | None:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
         writer.write(challenge)
-        identity = TaskIdentity.unseal(self._secret, challenge, await read_frame(reader))
+        identity = TaskIdentity.unseal(self._secret, challenge, await frames.read_frame(reader))
         if self._acceptor is not None:
             self._acceptor.authenticated(writer.transport)
         refused = self._stopping or identity.rank in self._known
@@ -247,13 +245,13 @@ class Console:
         result = bytearray()
         self._listener.connected(identity)
         try:
-            while (message := await read_frame(reader, LONGEST_FRAME)) != GOODBYE:
+            while (message := await frames.read_frame(reader, LONGEST_FRAME)) != GOODBYE:
                 if message[:1] == FAILURE:
-                    self._listener.failed(unseal(self._secret.key, challenge, message[1:]))
+                    self._listener.failed(frames.unseal(self._secret.key, challenge, message[1:]))
                 elif message[:1] == RESULT:
                     result += memoryview(message)[1:]
                 elif message[:1] == RESULT_END and not self._stopping:
-                    check_digest(message[1:], self._secret.key, challenge, result)
+                    frames.check_digest(message[1:], self._secret.key, challenge, result)
                     self._listener.delivered(result)
                     writer.write(ACCEPTED)
                 elif message[:1] == WARNING:

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from collectives.api import override
-from collectives.settings import ENVIRONMENT_SECRET
+from collectives import ENVIRONMENT_SECRET, override
 from executors.agents.hosts.agent_server import AgentConnection, AgentServer, Listener
 from executors.agents.hosts.messages import (
     SAME_VERSIONS,

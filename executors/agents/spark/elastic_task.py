@@ -16,8 +16,7 @@ from typing import Any
 import pyarrow
 from pyspark import TaskContext
 
-from collectives.net.attempts import attempts
-from collectives.store.memory import MemoryStore
+from collectives import MemoryStore, attempts
 from executors.agents.hosts.agent import AgentLink, serve
 from executors.agents.hosts.messages import AgentLaunch, FromAgent, FromDriver
 from executors.agents.local.supervisor import MessageReceived

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from collectives.api import Store
+from collectives import Store
 from executors.agents.local.supervisor import GRACE_SECONDS
 from executors.api import JobSecret
 from executors.dashboard.picture import Address

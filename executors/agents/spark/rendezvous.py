@@ -14,9 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from collectives.api import Store
-from collectives.net.interfaces import address_of
-from collectives.store.client import RendezvousClient
+from collectives import RendezvousClient, Store, interfaces
 from executors.agents.spark.connection import GOODBYE, DriverConnection, TaskIdentity, connect_to_driver
 from executors.agents.spark.plan import DEVICES, Plan
 from executors.api import Slot
@@ -104,7 +102,7 @@ def server_host(locations: Sequence[TaskLocation], nics: Sequence[str]) -> str:
     others = [location.address for location in locations if location.host != locations[0].host]
     if not others:
         return LOOPBACK
-    return address_of(nics[0]) if nics else host.address_towards(others[0])
+    return interfaces.address_of(nics[0]) if nics else host.address_towards(others[0])
 
 
 def _connect(plan: Plan, identity: TaskIdentity) -> tuple[DriverConnection | None, bool]:

@@ -12,7 +12,7 @@ import cloudpickle
 import pyarrow
 from pyspark import BarrierTaskContext
 
-from collectives.api import PeerLostError
+from collectives import PeerLostError
 from executors.agents.spark.broadcasts import exposed
 from executors.agents.spark.connection import GOODBYE
 from executors.agents.spark.plan import FeedingTask, Plan

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from collectives.api import override
+from collectives import override
 from executors.agents.spark.connection import TaskIdentity
 from executors.agents.spark.console import TaskListener
 from executors.agents.spark.plan import SparkOptions

@@ -9,8 +9,7 @@ import threading
 from contextlib import suppress
 from types import TracebackType
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
-from collectives.handshake.entries import EndNotes
+from collectives import CollectiveTimeoutError, EndNotes, HorovodInternalError, PeerLostError
 from executors.agents.local.processes import check_command
 from executors.agents.local.supervisor import TEARDOWN_SECONDS, Ended, Event, MessageReceived, Supervisor, died
 from executors.agents.local.task import call_file, launch_call, search_path

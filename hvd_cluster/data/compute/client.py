@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 import msgpack
 
-from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError, ShutDownError
-from collectives.net.attempts import attempts
-from collectives.store.client import RendezvousClient
-from executors.api import ExecutorError, JobSecret, StartTimeoutError
+from collectives import CollectiveTimeoutError, PeerLostError, RendezvousClient, SettingsError, ShutDownError, attempts
+from executors import ExecutorError, JobSecret, StartTimeoutError
 from hvd_cluster.data.compute import presence
 from hvd_cluster.data.compute.presence import Presence
 

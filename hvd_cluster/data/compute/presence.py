@@ -15,12 +15,8 @@ from typing import NamedTuple
 
 import msgpack
 
-from collectives.net.frames import Opener, Sealer, admit
-from collectives.net.interfaces import everywhere, listen
-from collectives.net.sockets import end_in_silence
-from collectives.net.wire import introduce, receive_frame
-from executors.api import ExecutorError, JobSecret
-from executors.job.server import STOP_SECONDS, Reception, ServerThread
+from collectives import Opener, Sealer, end_in_silence, frames, interfaces, wire
+from executors import STOP_SECONDS, ExecutorError, JobSecret, Reception, ServerThread
 
 __all__ = [
     "END",
@@ -118,9 +114,9 @@ class PresenceServer:
 
     def start(self) -> int:
         """Listen on all addresses of this host, and return the port. Raises ExecutorError."""
-        host = everywhere()
+        host = interfaces.everywhere()
         try:
-            listener = listen(host)
+            listener = interfaces.listen(host)
         except OSError as error:
             raise ExecutorError(f"the compute service cannot listen on {host} ({error})") from error
         port: int = listener.getsockname()[1]
@@ -157,7 +153,7 @@ class PresenceServer:
     async def _introduce(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[_Member, Opener, Sealer]:
-        hello, opener, sealer = await admit(reader, writer, self._secret.key)
+        hello, opener, sealer = await frames.admit(reader, writer, self._secret.key)
         member = _Member.decode(hello)
         self._reception.authenticated(writer)
         end_in_silence(writer.get_extra_info("socket"), member.silence)
@@ -208,8 +204,8 @@ class Presence:
         self._thread.join(2 * HELLO_SECONDS)
 
     def _introduce(self, secret: JobSecret, member: _Member) -> Sealer:
-        sealer, opener = introduce(self._socket, secret.key, member.encode(), REFUSED)
-        opener.open(receive_frame(self._socket, REFUSED))
+        sealer, opener = wire.introduce(self._socket, secret.key, member.encode(), REFUSED)
+        opener.open(wire.receive_frame(self._socket, REFUSED))
         return sealer
 
     def _speak(self) -> None:

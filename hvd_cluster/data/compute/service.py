@@ -9,10 +9,8 @@ from types import TracebackType
 
 import msgpack
 
-from collectives.api import CollectiveTimeoutError, SettingsError
-from collectives.net.interfaces import LOOPBACK, address_of, everywhere, names
-from collectives.store.server import RendezvousServer
-from executors.api import ExecutorError, JobSecret
+from collectives import LOOPBACK, CollectiveTimeoutError, RendezvousServer, SettingsError, interfaces
+from executors import ExecutorError, JobSecret
 from hvd_cluster.data.compute.presence import END, PLAN, PresenceServer
 
 __all__ = ["ComputeService"]
@@ -46,7 +44,7 @@ class ComputeService:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r} must be an integer of at least 1")
         self._hosts = _hosts(nics)
-        self._server = RendezvousServer(key, everywhere())
+        self._server = RendezvousServer(key, interfaces.everywhere())
         self._presence = PresenceServer(JobSecret(key), self.fail)
         plan = dispatchers, workers_per_dispatcher, self._presence.start()
         self._server.store.set(PLAN, msgpack.packb(plan))
@@ -102,11 +100,11 @@ class ComputeService:
 def _hosts(nics: Iterable[str] | None) -> dict[str, str]:
     """The address of each interface, those for other hosts first."""
     if nics is not None:
-        return {name: address_of(name) for name in nics}
+        return {name: interfaces.address_of(name) for name in nics}
     found = {}
-    for name in names():
+    for name in interfaces.names():
         with suppress(SettingsError):
-            found[name] = address_of(name)
+            found[name] = interfaces.address_of(name)
     if not found:
         raise ExecutorError("no network interface of this host has an address, so nobody can reach a compute service")
     return dict(sorted(found.items(), key=lambda item: item[1] == LOOPBACK))

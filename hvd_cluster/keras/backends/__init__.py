@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import keras
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collectives.api import UnsupportedRequestError
+from collectives import UnsupportedRequestError
 from hvd_cluster.gradients.lists import ListBinding
 from hvd_cluster.jax.arrays import is_traced
 from hvd_cluster.jax.lists import JaxLists, total

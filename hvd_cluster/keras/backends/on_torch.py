@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collectives.api import ReduceOp
+from collectives import ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding
 from hvd_cluster.keras.backends import Operations

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.state import ObjectState
 

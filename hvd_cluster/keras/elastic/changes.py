@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from collectives.api import override
+from collectives import override
 from hvd_cluster.elastic.handlers import VariableChanges
 from hvd_cluster.elastic.state import watchers
 

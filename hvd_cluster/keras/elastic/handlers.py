@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import override
+from collectives import override
 from hvd_cluster.core import basics
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.keras import variables

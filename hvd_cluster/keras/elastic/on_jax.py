@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from collectives.api import override
+from collectives import override
 from hvd_cluster.elastic.handlers import VariableChanges
 from hvd_cluster.jax import arrays
 from hvd_cluster.jax.arrays import is_gone, is_lost, wait

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import keras
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.elastic import loop
 from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.handlers import HandledState, Registry, SamplerStateHandler, StateDictHandler

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.gradients.lists import ListBinding
 from hvd_cluster.gradients.targets import Target
 from hvd_cluster.keras.variables import view

@@ -18,9 +18,9 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from collectives.api import HorovodInternalError, Store
-from executors.agents.spark.plan import PARTITION, FeedingTask
-from executors.job.arguments import check_integer
+from collectives import HorovodInternalError, Store
+from executors import check_integer
+from executors.agents.spark import PARTITION, FeedingTask
 from hvd_cluster.spark.rows.batches import Order, Shard, Source
 from hvd_cluster.spark.rows.columns import Column, ColumnNames, Selection, select
 from hvd_cluster.spark.rows.conversion import Array, Converter

@@ -27,7 +27,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from executors.api import ExecutorError
+from executors import ExecutorError
 from hvd_cluster.spark.rows.torch_data_loader import received, sent
 
 Array = npt.NDArray[Any]

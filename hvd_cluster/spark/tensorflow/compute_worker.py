@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from executors.agents.spark.session import Session
+from executors.agents.spark import Session
 from hvd_cluster.spark import run
 from hvd_cluster.tensorflow.data.compute_service import compute_worker_fn
 from hvd_cluster.tensorflow.data.config import ServiceOptions

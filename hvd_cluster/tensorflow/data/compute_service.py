@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from executors.api import ExecutorError
+from executors import ExecutorError
 from hvd_cluster.core import basics
 from hvd_cluster.data.compute import ComputeClient
 from hvd_cluster.tensorflow.data import servers

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from executors.api import StartTimeoutError
+from executors import StartTimeoutError
 from hvd_cluster.data.compute import ComputeClient, ComputeService
 
 SIDES = ("compute", "training")

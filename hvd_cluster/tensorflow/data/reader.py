@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 import grpc
 
-from collectives.api import ShutDownError
-from executors.api import ExecutorError
+from collectives import ShutDownError
+from executors import ExecutorError
 from hvd_cluster.tensorflow.data.config import TfDataServiceConfig
 
 THREADS = 4

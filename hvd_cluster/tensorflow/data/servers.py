@@ -9,9 +9,8 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from collectives.api import SettingsError
-from collectives.net.interfaces import LOOPBACK
-from executors.job import host
+from collectives import LOOPBACK, SettingsError
+from executors import host
 from hvd_cluster.data.compute import ComputeClient
 from hvd_cluster.tensorflow.data.config import TfDataServiceConfig
 

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy.typing as npt
 import tensorflow as tf
 
-from collectives.api import InvalidRequestError, override
+from collectives import InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.elastic import loop
 from hvd_cluster.elastic.batches import GlobalBatches

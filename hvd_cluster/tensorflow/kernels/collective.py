@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from collectives.api import Operation, ReduceOp, override
-from collectives.buffers import Buffer
-from collectives.engine.engine import Engine
-from collectives.engine.work import Destination, Work
+from collectives import Buffer, Destination, Engine, Operation, ReduceOp, Work, override
 from hvd_cluster.core import basics
 from hvd_cluster.graphs.lanes import Lane
 from hvd_cluster.ops import submission

@@ -6,9 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 
-from collectives.api import HorovodInternalError, Operation, Request, override
-from collectives.engine.engine import Engine
-from collectives.engine.work import Work
+from collectives import Engine, HorovodInternalError, Operation, Request, Work, override
 from hvd_cluster.comparison.rosters import NodeNaming
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set

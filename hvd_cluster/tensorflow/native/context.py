@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.api import DType
-from collectives.buffers import Buffer, empty
+from collectives import Buffer, DType, empty
 from hvd_cluster.tensorflow.native.library import AllocatorAttributes, calls, checked, status_of
 from hvd_cluster.tensorflow.tensors import DTYPES
 

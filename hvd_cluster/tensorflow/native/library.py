@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from collectives.api import EngineError
+from collectives import EngineError
 
 Pointer: TypeAlias = "int | None"
 """An address in this process, as ctypes passes it to a callback."""

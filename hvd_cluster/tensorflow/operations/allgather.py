@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import Operation, ReduceOp
+from collectives import Operation, ReduceOp
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import Reduction, as_group

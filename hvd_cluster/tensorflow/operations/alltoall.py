@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import InvalidRequestError, Operation
+from collectives import InvalidRequestError, Operation
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.operations.attributes import backward_naming, collective, gradient_of, set_attribute, set_of
 from hvd_cluster.tensorflow.operations.calls import call

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from collectives.api import Operation, ReduceOp
+from collectives import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops import refusals
 from hvd_cluster.ops.arguments import Reduction

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import InvalidRequestError, MismatchError, Operation, ReduceOp
+from collectives import InvalidRequestError, MismatchError, Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import Reduction, about, as_rank
 from hvd_cluster.tensorflow.errors import engine_error

@@ -18,7 +18,7 @@ from tensorflow.python.framework import op_def_library, ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.parallel_for.pfor import RegisterPFor
 
-from collectives.api import UnsupportedRequestError
+from collectives import UnsupportedRequestError
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops.arguments import Reduction, as_group

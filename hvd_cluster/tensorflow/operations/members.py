@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import Operation
+from collectives import Operation
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.operations.attributes import collective, set_attribute
 from hvd_cluster.tensorflow.operations.calls import call

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import Operation, ReduceOp
+from collectives import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
 from hvd_cluster.ops.arguments import as_group, reduction

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.options import check_passes
 from hvd_cluster.tensorflow.optimizer.binding import TensorFlowLists, targets_of

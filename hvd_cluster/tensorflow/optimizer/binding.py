@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import ReduceOp, override
+from collectives import ReduceOp, override
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.comparison.twins import stamp_of
 from hvd_cluster.core.process_sets import ProcessSet

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import InvalidRequestError, ReduceOp
+from collectives import InvalidRequestError, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import GradientCompression
 from hvd_cluster.gradients.lists import ListCombiner

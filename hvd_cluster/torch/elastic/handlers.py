@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from collectives.api import override
+from collectives import override
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.ops.structures import mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from collectives.api import InvalidRequestError, MismatchError, Operation, ReduceOp
+from collectives import InvalidRequestError, MismatchError, Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import reduction, require_sparse_op
 from hvd_cluster.ops.backward import name_of_backward, own_rows

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from collectives.api import Operation, ReduceOp
+from collectives import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import Compressor, compress_all, compressed, decompress_all
 from hvd_cluster.ops.arguments import Reduction, reduction

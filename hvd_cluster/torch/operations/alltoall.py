@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from collectives.api import Operation
+from collectives import Operation
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import as_splits
 from hvd_cluster.ops.backward import name_of_backward

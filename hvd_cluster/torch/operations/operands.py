@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from collectives.api import InvalidRequestError, Operation
+from collectives import InvalidRequestError, Operation
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops import submission
 from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction, as_group

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 import torch
 
-from collectives.api import InvalidRequestError, MismatchError, Operation, ReduceOp
-from collectives.observe.metrics.meter import process_meter
+from collectives import InvalidRequestError, MismatchError, Operation, ReduceOp, process_meter
 from hvd_cluster.comparison.meeting import agreed_names
 from hvd_cluster.core import basics
 from hvd_cluster.gradients.buckets import label

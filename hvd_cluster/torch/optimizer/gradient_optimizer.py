@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import OptState
 
-from collectives.api import InvalidRequestError
-from collectives.observe.metrics.meter import process_meter
+from collectives import InvalidRequestError, process_meter
 from hvd_cluster.core import basics
 from hvd_cluster.gradients.options import Options
 from hvd_cluster.torch.mpi_ops import allreduce

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from collectives.api import InvalidRequestError, MismatchError, NotInitializedError
-from collectives.engine.engine import Engine
+from collectives import Engine, InvalidRequestError, MismatchError, NotInitializedError
 from hvd_cluster.comparison.meeting import agreed_names
 from hvd_cluster.core import basics
 from hvd_cluster.gradients.duplicate_names import OptimizerEntry, optimizers

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-from collectives.api import HorovodInternalError, InvalidRequestError, Operation
+from collectives import HorovodInternalError, InvalidRequestError, Operation
 from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.torch.optimizer.inventory import Inventory
 from hvd_cluster.torch.optimizer.reduction import BucketReduction, EarlyGradients, full_name

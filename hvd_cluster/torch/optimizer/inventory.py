@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from collectives.api import InvalidRequestError
+from collectives import InvalidRequestError
 from hvd_cluster.comparison.models import Model, entry_of
 from hvd_cluster.gradients.buckets import Size, label, plan
 from hvd_cluster.gradients.compression import GradientCompressor, compressor_for

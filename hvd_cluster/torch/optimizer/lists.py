@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from collectives.api import Operation, ReduceOp, override
+from collectives import Operation, ReduceOp, override
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding, Shipment

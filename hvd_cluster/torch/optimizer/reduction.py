@@ -11,7 +11,8 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import torch
 
-from collectives.api import (
+from collectives import (
+    CALL_MISMATCH,
     DuplicateNameError,
     HorovodInternalError,
     InvalidRequestError,
@@ -19,7 +20,6 @@ from collectives.api import (
     Operation,
     RefusedCallError,
 )
-from collectives.stalls.deadlocks import CALL_MISMATCH
 from hvd_cluster.core import basics
 from hvd_cluster.gradients.duplicate_names import Claim, Proposal, choose
 from hvd_cluster.gradients.layout import Rows, as_rows, common_sparse, differences, fingerprint, from_rows, has_news

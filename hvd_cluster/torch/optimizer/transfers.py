@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from collectives.api import EngineError, HorovodInternalError, InvalidRequestError
+from collectives import EngineError, HorovodInternalError, InvalidRequestError
 from hvd_cluster.core import memory
 from hvd_cluster.gradients.buckets import SMALL_BYTES
 from hvd_cluster.gradients.compression import GradientCompressor

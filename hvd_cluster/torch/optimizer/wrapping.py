@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from collectives.api import InvalidRequestError, ReduceOp
+from collectives import InvalidRequestError, ReduceOp
 from hvd_cluster.core.basics import registered_set, size
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import GradientCompression

@@ -22,7 +22,7 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
 
-from collectives.version import VERSION
+from collectives import VERSION
 from executors.agents.ray.placement.capacity import Cluster, JobDemand, Share, total_demand
 from executors.agents.ray.placement.nodes import cluster_now
 

@@ -20,7 +20,7 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
 
-from collectives.api import override
+from collectives import override
 from executors.agents.ray.metrics import export_metrics
 from executors.agents.ray.placement.nodes import NodePlace
 from executors.agents.ray.train.last_report import Deliveries

@@ -26,7 +26,7 @@ from ray.train import Checkpoint, UserCallback
 # Ray Train lifts it itself where it replaces a worker, but has no public name for that.
 from ray.train.v2._internal.execution.context import TrainContext, get_train_context
 
-from collectives.api import override
+from collectives import override
 from executors.agents.ray.train.succession import Delivered
 from executors.job.worlds import LastReport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hvd_cluster.keras as keras_binding
-from collectives.api import ReduceOp
+from collectives import ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import GradientCompression
 from hvd_cluster.gradients.options import Groups

@@ -1,5 +1,5 @@
 """Ways to find the hosts of an elastic job."""
 
-from executors.job.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
+from executors import FixedHosts, HostDiscovery, HostDiscoveryScript
 
 __all__ = ["FixedHosts", "HostDiscovery", "HostDiscoveryScript"]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from executors.job.discovery import parse_host_file, parse_host_list
-from executors.job.worlds import assign_ranks
+from executors import assign_ranks, parse_host_file, parse_host_list
 
 __all__ = ["HostInfo", "SlotInfo", "get_host_assignments", "parse_host_files", "parse_hosts"]
 

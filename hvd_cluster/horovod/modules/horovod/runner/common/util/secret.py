@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collectives.settings import ENVIRONMENT_SECRET as HOROVOD_SECRET_KEY
-from executors.api import JobSecret
+from collectives import ENVIRONMENT_SECRET as HOROVOD_SECRET_KEY
+from executors import JobSecret
 
 __all__ = ["HOROVOD_SECRET_KEY", "make_secret_key"]
 

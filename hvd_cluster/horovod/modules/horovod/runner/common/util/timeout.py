@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from executors.api import StartTimeoutError as TimeoutException
+from executors import StartTimeoutError as TimeoutException
 
 __all__ = ["Timeout", "TimeoutException"]
 
