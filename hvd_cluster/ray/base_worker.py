@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from executors.agents.ray import Queue, log, ray
+from executors.agents.ray import Queue, ray, send_to
 
 __all__ = ["BaseHorovodWorker"]
 
@@ -63,4 +63,4 @@ class BaseHorovodWorker:
 
     def set_queue(self, queue: Queue) -> None:
         """Let :func:`hvd_cluster.ray.log` put its values into ``queue``, such as a ``ray.util.queue.Queue``."""
-        log.send_to(queue)
+        send_to(queue)

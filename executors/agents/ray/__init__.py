@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from executors.agents.ray.connection import check_connection, is_client, store
     from executors.agents.ray.elastic import ElasticOptions, run_elastic
     from executors.agents.ray.job import RayJob
-    from executors.agents.ray.log import Callback, Queue
     from executors.agents.ray.placement.discovery import RayHostDiscovery
     from executors.agents.ray.placement.request import RayRequest
     from executors.agents.ray.settings import ElasticRequest, MiniSettings, check_extra, check_runtime_env, save_ssh_key
     from executors.agents.ray.train.backend import JobConfig
     from executors.agents.ray.train.datasets import Sharded, get_dataset_shard, split
     from executors.agents.ray.train.last_report import BarrierGuard, Deliveries, ReportKeeper
+    from executors.agents.ray.worker_log import Callback, Queue, log, send_to
 else:
     __getattr__ = facade(
         __name__,
@@ -39,7 +39,7 @@ else:
             "connection": "check_connection is_client store",
             "elastic": "ElasticOptions run_elastic",
             "job": "RayJob",
-            "log": "Callback Queue",
+            "worker_log": "Callback Queue log send_to",
             "placement.discovery": "RayHostDiscovery",
             "placement.request": "RayRequest",
             "settings": "ElasticRequest MiniSettings check_extra check_runtime_env save_ssh_key",

@@ -16,11 +16,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from executors.agents.ray.actors import ActorWork
 from executors.agents.ray.connection import WorkerLife
 from executors.agents.ray.elastic import ElasticOptions
-from executors.agents.ray.log import Callback
 from executors.agents.ray.placement.nodes import how
 from executors.agents.ray.placement.request import RayRequest
 from executors.agents.ray.remote_driver import DriverEnd, News, RemoteDriver, RemoteEntry
 from executors.agents.ray.settings import MiniSettings
+from executors.agents.ray.worker_log import Callback
 from executors.api import ExecutorError
 from executors.job.call import Call
 from executors.membership import Limits

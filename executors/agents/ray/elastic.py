@@ -11,13 +11,13 @@ import ray
 
 from collectives import override
 from executors.agents.ray.actors import Actors, ActorWork, Events
-from executors.agents.ray.log import Callback, listen
 from executors.agents.ray.placement.autoscaler import Demand
 from executors.agents.ray.placement.discovery import RoomDiscovery
 from executors.agents.ray.placement.nodes import Departures, Names, death_of, places_now
 from executors.agents.ray.placement.request import RayRequest
 from executors.agents.ray.placement.room import ClusterRoom, GroupRoom, Room, room_of
 from executors.agents.ray.placement.withdrawal import Withdrawal
+from executors.agents.ray.worker_log import Callback, listen
 from executors.api import ExecutorError, PlacementError, WorkerError
 from executors.dashboard.picture import Address
 from executors.driver.job import LiveJob

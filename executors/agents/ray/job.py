@@ -15,11 +15,11 @@ from ray.actor import ActorHandle
 from executors.agents.ray.call_on_ranks import TICK_S, CallOnRanks, Send
 from executors.agents.ray.connection import WorkerLife
 from executors.agents.ray.group import JobActor, dismiss, kill, launch
-from executors.agents.ray.log import Callback, listen
 from executors.agents.ray.placement.request import RayRequest
 from executors.agents.ray.placement.reservation import reserve
 from executors.agents.ray.settings import MiniSettings
 from executors.agents.ray.worker import HorovodWorker, server_host, variables_of
+from executors.agents.ray.worker_log import Callback, listen
 from executors.api import PlacementError, counted
 from executors.dashboard.dashboard import Dashboard
 from executors.job.call import Call

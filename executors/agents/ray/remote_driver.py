@@ -18,10 +18,10 @@ from ray.actor import ActorHandle
 from executors.agents.ray.actors import ActorWork
 from executors.agents.ray.elastic import ElasticOptions, ElasticRayJob
 from executors.agents.ray.job import RayJob
-from executors.agents.ray.log import Callback
 from executors.agents.ray.placement.request import RayRequest
 from executors.agents.ray.settings import MiniSettings
 from executors.agents.ray.worker import HorovodWorker
+from executors.agents.ray.worker_log import Callback
 from executors.api import ExecutorError
 from executors.driver.outcome import dump_error
 from executors.failures import brief

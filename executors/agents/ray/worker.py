@@ -16,9 +16,9 @@ import ray
 from ray import ObjectRef
 from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
 
-from executors.agents.ray.log import configure
 from executors.agents.ray.metrics import export_metrics
 from executors.agents.ray.placement.request import RayRequest, actor_options
+from executors.agents.ray.worker_log import configure
 from executors.api import Slot
 from executors.driver.outcome import capture
 from executors.job.call import Call

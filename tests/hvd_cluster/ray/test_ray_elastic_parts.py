@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 from ray.exceptions import RayError
 
-from executors.agents.ray import log as logs
+from executors.agents.ray import worker_log as logs
 from executors.agents.ray.placement import autoscaler
 from executors.agents.ray.placement.autoscaler import AutoscalerRequest, Demand
 from executors.agents.ray.placement.capacity import Cluster, JobDemand, Node, Share, fits, matches, slots, total_demand
