@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('hvd_cluster.torch needs PyTorch: pip install "hvd-cluster[torch]"') from error
 
-from collectives import phases
+from collectives import phases as _phases
 from hvd_cluster.core.features import check_extension
 from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
 from hvd_cluster.core.metrics import count_samples, metrics
@@ -18,14 +18,12 @@ from hvd_cluster.ops.objects import allgather_object, broadcast_object
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch import kernels as _kernels
 from hvd_cluster.torch import mpi_ops as _mpi_ops
-from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvd_cluster.torch.mpi_ops import *  # noqa: F403
 from hvd_cluster.torch.optimizer import DistributedOptimizer
 from hvd_cluster.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
-    "Compression",
     "DistributedOptimizer",
     "GradientCompressor",
     "SyncBatchNorm",
@@ -39,10 +37,21 @@ __all__ = [
     "metrics",
 ]
 __all__ += _mpi_ops.__all__
+# Horovod shows these in mpi_ops only; each line on its own, because mypy reads nothing else.
+__all__.remove("Handle")
+__all__.remove("HandleGroup")
+__all__.remove("HorovodAllgather")
+__all__.remove("HorovodAllreduce")
+__all__.remove("HorovodAlltoall")
+__all__.remove("HorovodBroadcast")
+__all__.remove("HorovodGroupedAllgather")
+__all__.remove("HorovodGroupedAllreduce")
+__all__.remove("HorovodGroupedReducescatter")
+__all__.remove("HorovodReducescatter")
 
 _kernels.register()
 _profiler = _torch.autograd.profiler  # looked up once: the engine asks before each operation
-phases.register(_partial(getattr, _profiler, "_is_profiler_enabled"), _torch.profiler.record_function)
+_phases.register(_partial(getattr, _profiler, "_is_profiler_enabled"), _torch.profiler.record_function)
 _register_thread_count("torch", _torch.get_num_threads)
 
 

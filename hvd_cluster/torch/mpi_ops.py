@@ -4,21 +4,20 @@ from collectives import HorovodInternalError
 from hvd_cluster import common_api as _common_api
 from hvd_cluster.common_api import *  # noqa: F403
 from hvd_cluster.ops.arguments import Max, Min, Product
-from hvd_cluster.ops.submission import Handle as Handle
-from hvd_cluster.ops.submission import HandleGroup as HandleGroup
-from hvd_cluster.torch.compression import Compression as Compression
-from hvd_cluster.torch.operations.allgather import HorovodAllgather as HorovodAllgather
-from hvd_cluster.torch.operations.allgather import HorovodGroupedAllgather as HorovodGroupedAllgather
+from hvd_cluster.ops.submission import Handle, HandleGroup
+from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import (
+    HorovodAllgather,
+    HorovodGroupedAllgather,
     allgather,
     allgather_async,
     grouped_allgather,
     grouped_allgather_async,
     sparse_allreduce_async,
 )
-from hvd_cluster.torch.operations.allreduce import HorovodAllreduce as HorovodAllreduce
-from hvd_cluster.torch.operations.allreduce import HorovodGroupedAllreduce as HorovodGroupedAllreduce
 from hvd_cluster.torch.operations.allreduce import (
+    HorovodAllreduce,
+    HorovodGroupedAllreduce,
     allreduce,
     allreduce_,
     allreduce_async,
@@ -28,19 +27,18 @@ from hvd_cluster.torch.operations.allreduce import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from hvd_cluster.torch.operations.alltoall import HorovodAlltoall as HorovodAlltoall
-from hvd_cluster.torch.operations.alltoall import alltoall, alltoall_async
-from hvd_cluster.torch.operations.broadcast import HorovodBroadcast as HorovodBroadcast
+from hvd_cluster.torch.operations.alltoall import HorovodAlltoall, alltoall, alltoall_async
 from hvd_cluster.torch.operations.broadcast import (
+    HorovodBroadcast,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
 )
 from hvd_cluster.torch.operations.operands import barrier, join, poll, synchronize
-from hvd_cluster.torch.operations.reducescatter import HorovodGroupedReducescatter as HorovodGroupedReducescatter
-from hvd_cluster.torch.operations.reducescatter import HorovodReducescatter as HorovodReducescatter
 from hvd_cluster.torch.operations.reducescatter import (
+    HorovodGroupedReducescatter,
+    HorovodReducescatter,
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
@@ -48,7 +46,18 @@ from hvd_cluster.torch.operations.reducescatter import (
 )
 
 __all__ = [
+    "Compression",
+    "Handle",
+    "HandleGroup",
+    "HorovodAllgather",
+    "HorovodAllreduce",
+    "HorovodAlltoall",
+    "HorovodBroadcast",
+    "HorovodGroupedAllgather",
+    "HorovodGroupedAllreduce",
+    "HorovodGroupedReducescatter",
     "HorovodInternalError",
+    "HorovodReducescatter",
     "Max",
     "Min",
     "Product",
