@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from pyspark import SparkContext
 
-from collectives.net.frames import LENGTH, LONGEST_HELLO, frame, seal
+from collectives.net.frames import LENGTH, LONGEST_HELLO, NONCE_BYTES, frame, seal
 from executors.agents.spark import connection as connections
 from executors.agents.spark import console as consoles
 from executors.agents.spark import console as displays
@@ -191,7 +191,7 @@ class TestLine:
         driver = Driver()
         console = driver.console.__enter__()
         with socket.create_connection((HOST, console.port), 30) as task:
-            nonce = task.recv(connections.NONCE_BYTES)
+            nonce = task.recv(NONCE_BYTES)
             thread = threading.Thread(target=introduce)
             thread.start()
             console.__exit__(KeyboardInterrupt, None, None)
@@ -217,7 +217,7 @@ class TestLine:
 
     def test_a_long_hello_is_refused_by_its_length(self, driver, caplog):
         with socket.create_connection((HOST, driver.console.port), 30) as stranger:
-            stranger.recv(connections.NONCE_BYTES)
+            stranger.recv(NONCE_BYTES)
             stranger.sendall(LENGTH.pack(LONGEST_HELLO + 1))
             assert stranger.recv(1) == b""
         assert f"a frame of {LONGEST_HELLO + 1} bytes is refused" in caplog.text
