@@ -42,9 +42,10 @@ def test_a_slow_rank_that_was_dropped_for_want_of_room_calls_again(hosts, moment
         send_hello(self, entry)
 
     def hear_nothing(self, candidate):
-        if len(dropped) < len(hosts) and candidate.sock not in dropped:
-            dropped.append(candidate.sock)
-            self._release(candidate.sock.fileno()).sock.close()
+        sock = candidate.wire.sock
+        if len(dropped) < len(hosts) and sock not in dropped:
+            dropped.append(sock)
+            self._release(sock.fileno()).close()
         else:
             hear(self, candidate)
 

@@ -94,7 +94,7 @@ def test_a_process_that_a_rank_starts_is_no_rank(waits, monkeypatch):
 def test_a_forked_child_of_rank_0_drops_the_server(waits, monkeypatch):
     told = []
     monkeypatch.setattr(
-        launchers, "join", lambda *_: Joined({}, partial(told.append, "closed"), lambda: told.append(1))
+        launchers.bootstrap, "join", lambda *_: Joined({}, partial(told.append, "closed"), lambda: told.append(1))
     )
     launcher = StartingLauncher()
     with closing(launcher):

@@ -151,6 +151,7 @@ ROOT = Path(__file__).parents[4]
 
 
 WITHOUT_TORCH = """
+import sys
 from collectives.api import Topology
 from collectives.backends.registry import preload, prepare
 from collectives.settings import Settings
