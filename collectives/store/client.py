@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
+from typing import ClassVar
 from urllib.parse import quote
 
 import msgpack
@@ -60,15 +61,18 @@ class RendezvousClient:
 
     Requests and answers are authenticated with ``secret``, and a request works only once; nothing is encrypted, so
     values must not hold anything that others on the network must not read. The clocks of the two hosts do not matter:
-    the first call, and each ``add``, asks for the time of the server. Each call opens its own connection. While
-    the server cannot be reached, a call tries again for up to ``connect_timeout`` seconds (and :meth:`get` for no more
-    than its own timeout and 5 s). All but ``add`` are sent again when a connection breaks under way.
+    the first call to a server, and each ``add``, asks for its time. Each call opens its own connection. While the
+    server cannot be reached, a call tries again for up to ``connect_timeout`` seconds (and :meth:`get` for no more than
+    its own timeout and 5 s). All but ``add`` are sent again when a connection breaks under way.
 
     Every call raises PeerLostError when the server cannot be reached, does not answer or stops; HorovodInternalError
     when this process has no file descriptor left for a connection; SettingsError when the two sides have different
     secrets; InvalidRequestError for a key, value or counter the server refuses; ShutDownError after :meth:`close`. The
     constructor raises SettingsError.
     """
+
+    # The last server whose time is known, and that time: each world has a client of its own, mostly for one server.
+    _last: ClassVar[tuple[tuple[str, int, bytes], tuple[ServerTime, float]] | None] = None
 
     def __init__(self, address: str, port: int, secret: bytes, connect_timeout: float = 30.0) -> None:
         _check_arguments(address, port, secret, connect_timeout)
@@ -80,8 +84,9 @@ class RendezvousClient:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._closed = threading.Event()
+        self._server = address, port, secret
         # The time of the server, and when it came; replaced as a whole.
-        self._known: tuple[ServerTime, float] | None = None
+        self._known = self._last[1] if self._last is not None and self._last[0] == self._server else None
 
     def set(self, key: str, value: bytes, timeout: float | None = None) -> None:
         """Create or replace ``key``.
@@ -188,6 +193,7 @@ class RendezvousClient:
                 self._accept(status, body)
                 raise EngineError(f"{self._where} answered with status {status}; report this")
             known = self._known = (ServerTime.decode(body), time.monotonic())
+            RendezvousClient._last = self._server, known
         moment, since = known
         return moment.after(time.monotonic() - since)
 

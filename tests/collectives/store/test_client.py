@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from types import SimpleNamespace
 
 import pytest
@@ -21,8 +22,9 @@ from collectives.api import (
     ShutDownError,
 )
 from collectives.store import service, signing
-from collectives.store.client import RendezvousClient
+from collectives.store.client import RendezvousClient, _Request
 from collectives.store.server import RendezvousServer
+from collectives.store.signing import ServerTime
 from tests.collectives.store.wire import BODY_LIMIT, SECRET, eventually, in_thread
 
 
@@ -189,3 +191,27 @@ class TestClient:
             client.close()
             with pytest.raises(ShutDownError):
                 result()
+
+
+def test_a_second_client_of_a_server_knows_its_time_and_one_of_the_next_server_asks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths: list[str] = []
+    converse = RendezvousClient._converse
+
+    def note(self: RendezvousClient, connection: HTTPConnection, request: _Request, moment: ServerTime) -> object:
+        paths.append(request.path)
+        return converse(self, connection, request, moment)
+
+    monkeypatch.setattr(RendezvousClient, "_converse", note)
+    with RendezvousServer(SECRET) as server:
+        for value in (b"1", b"2"):
+            with RendezvousClient("127.0.0.1", server.port, SECRET) as client:
+                client.set("a", value)
+    with (
+        RendezvousServer(SECRET, port=server.port) as following,
+        RendezvousClient("127.0.0.1", server.port, SECRET) as client,
+    ):
+        client.set("a", b"3")
+        assert following.store.get("a", 0) == b"3"
+    assert paths == ["/time", "/keys/a", "/keys/a", "/keys/a", "/time", "/keys/a"]
