@@ -113,7 +113,7 @@ def test_a_gradient_from_its_hook_to_the_engine(variables):
 
 
 class FromItsEnd(Trace):
-    """What this thread calls from the end of a process to the world that the driver then publishes.
+    """The calls of this thread from the end of a process to the world that the driver then publishes.
 
     The file ``up`` comes when all ``size`` processes have started, ``over`` with the new world.
     """

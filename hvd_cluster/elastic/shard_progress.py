@@ -30,7 +30,7 @@ class DataShard:
 
 
 def shares(shards: Sequence[DataShard]) -> list[DataShard]:
-    """What each rank trains, from the shard that it has: of ranks with the same one the first, others nothing."""
+    """The shard that each rank trains: its own, but of ranks with the same one only the first trains it."""
     numbers = [shard.number for shard in shards]
     return [
         shard if numbers.index(shard.number) == rank else replace(shard, samples=0) for rank, shard in enumerate(shards)

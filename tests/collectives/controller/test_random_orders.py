@@ -1,4 +1,4 @@
-"""Whatever the order, all ranks agree: random scripts, threads, process sets, groups and joins.
+"""All ranks agree in any order: random scripts, threads, process sets, groups and joins.
 
 A track is what one thread of each rank does, one step after the other; the tracks of a rank mix as chance has it.
 """

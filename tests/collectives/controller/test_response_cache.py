@@ -1,4 +1,4 @@
-"""What the coordinator and the ranks keep of earlier tensors."""
+"""The records that the coordinator and the ranks keep of earlier tensors."""
 
 from dataclasses import replace
 

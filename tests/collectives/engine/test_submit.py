@@ -1,4 +1,4 @@
-"""What an engine accepts: names, in flight once, and calls that it refuses."""
+"""The requests that an engine accepts: names, in flight once, and calls that it refuses."""
 
 import numpy as np
 import pytest

@@ -10,7 +10,7 @@ from hvd_cluster.gradients.targets import Target
 
 
 class ArrayLists(ListBinding):
-    """What a framework with dense gradients gives, as far as nothing travels."""
+    """The part of a binding with dense gradients, as far as nothing travels."""
 
     @staticmethod
     def concatenate(tensors):
