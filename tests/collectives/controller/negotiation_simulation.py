@@ -280,3 +280,14 @@ def one_call(draw, members):
         rank = draw(st.sampled_from(sorted(call)))
         call[rank] = replace(request, shape=(draw(st.sampled_from([5, 6])), 2))
     return call
+
+
+def held(**fields):
+    """A world where "a" is ready, and held because "b" is half-submitted."""
+    world = World(2, **fields)
+    world.submit(tensor("b"), 0)
+    world.submit(tensor("a"))
+    world.settle()
+    assert not world.log
+    assert world.coordinator.deadline == CYCLE
+    return world

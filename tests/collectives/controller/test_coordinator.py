@@ -10,8 +10,8 @@ from collectives.controller.messages import Leave, Left, Ready, Refuse, Run, Sto
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.waits import Waiting
 from tests.collectives.controller.negotiation_simulation import (
-    CYCLE,
     World,
+    held,
     runs_of_set,
     tensor,
 )
@@ -129,17 +129,6 @@ def test_after_a_disagreement_the_old_parameters_work_again():
 
 
 # When ready tensors are released.
-
-
-def held(**fields):
-    """A world where "a" is ready, and held because "b" is half-submitted."""
-    world = World(2, **fields)
-    world.submit(tensor("b"), 0)
-    world.submit(tensor("a"))
-    world.settle()
-    assert not world.log
-    assert world.coordinator.deadline == CYCLE
-    return world
 
 
 # The end.

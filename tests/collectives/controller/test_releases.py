@@ -10,6 +10,7 @@ from collectives.controller.releases import REPETITIONS
 from tests.collectives.controller.negotiation_simulation import (
     CYCLE,
     World,
+    held,
     tensor,
 )
 
@@ -113,17 +114,6 @@ def test_a_patient_coordinator_sends_what_is_enough(threshold):
         world.submit(tensor(name))
     world.settle()
     assert [name for names in world.ran(0) for name in names] == ["a", "b"]
-
-
-def held(**fields):
-    """A world where "a" is ready, and held because "b" is half-submitted."""
-    world = World(2, **fields)
-    world.submit(tensor("b"), 0)
-    world.submit(tensor("a"))
-    world.settle()
-    assert not world.log
-    assert world.coordinator.deadline == CYCLE
-    return world
 
 
 def test_a_ready_tensor_is_held_for_the_cycle_time_at_most():
