@@ -307,7 +307,11 @@ def test_importing_brings_in_no_framework_no_cluster_and_no_server():
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("hvd_cluster", {"numpy", "ctypes"}), ("executors.agents.local.task", {"numpy", "asyncio", "importlib.metadata"})],
+    [
+        ("hvd_cluster", {"numpy", "ctypes"}),
+        ("hvd_cluster.core.features", {"executors.driver.driver", "executors.agents"}),
+        ("executors.agents.local.task", {"numpy", "asyncio", "importlib.metadata"}),
+    ],
 )
 def test_what_starts_often_imports_little(module, heavy):
     script = f"import json, sys, {module}; json.dump(sorted(sys.modules), sys.stdout)"

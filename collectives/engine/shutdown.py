@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 
 from collectives.api import (
     CollectiveTimeoutError,
@@ -274,8 +274,8 @@ class Ends:
         self._runner.drain(self._timeouts.collective)
         self._works.refuse({(refuse.process_set, refuse.name): refuse.error() for refuse in message.refused})
         self.ending.stop(message)
-        in_fit = is_in_fit()
-        self._fail_works(lambda request: self.ending.in_flight(request, in_fit))
+        in_fit = cache(is_in_fit)  # which reads all stacks; a change of world usually finds no work in flight
+        self._fail_works(lambda request: self.ending.in_flight(request, in_fit()))
         self._runner.fail_flights(self.ending.error())
         self._bypass.decline()
         self._link.tell(Left())
