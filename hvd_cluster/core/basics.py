@@ -87,6 +87,8 @@ class _Process:
         self.exit = ProcessExit()
         # Whether the ranks have met over MPI, or operations run on it.
         self.has_mpi = False
+        # Whether the user lets functions that XLA compiles have collectives.
+        self.allows_xla = True
         self.observers = Observers(_record_for_page)
 
 
@@ -131,6 +133,11 @@ def has_mpi() -> bool:
     return _process.engine is not None and _process.has_mpi
 
 
+def allows_xla() -> bool:
+    """Whether functions that XLA compiles may have collectives, as far as HOROVOD_ENABLE_XLA_OPS says."""
+    return _process.allows_xla
+
+
 def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
     return entry if isinstance(entry, ProcessSet) else ProcessSet(entry)
 
@@ -155,6 +162,7 @@ def _start(sets: list[ProcessSet], comm: object = None) -> None:
         entered = replace(world, round=worlds.round, topology=engine.topology)
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
+    _process.allows_xla = settings.xla_ops
     _process.has_mpi = _process.launcher.members is not None or _runs_on_mpi(settings)
     global_process_set.mpi_comm = comm if communicators.is_communicator(comm) else None
     _process.observers.follow(engine, world, worlds, reading.of(engine.topology), environment)

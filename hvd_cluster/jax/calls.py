@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes as c
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from math import prod
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,6 +17,7 @@ from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.elastic.state import watchers
 from hvd_cluster.gradients.lists import Shipment
+from hvd_cluster.graphs.compiled import CallTable, buffer_at, let_end
 from hvd_cluster.jax import arrays
 from hvd_cluster.jax.frames import EXECUTE, METADATA, CallFrame, FFIBuffer, MetadataExtension, create_error
 from hvd_cluster.ops import submission
@@ -81,8 +81,8 @@ class _Allreduce(NamedTuple):
 
 
 _Call: TypeAlias = "_Allreduce | _Size"
-_calls: list[_Call] = []
-# Owned by this module, held for a look-up.
+_calls: CallTable[_Call] = CallTable()
+# Owned by this module, held for a registration.
 _lock = threading.Lock()
 _errors: list[BaseException] = []
 
@@ -121,16 +121,8 @@ def size(process_set: ProcessSet) -> Any:
 def _call(call: _Call, shapes: Sequence[Any], tensors: Sequence[Any], **options: Any) -> Sequence[Any]:
     _register()
     run = jax.ffi.ffi_call(TARGET, shapes, has_side_effect=True, **options)
-    results: Sequence[Any] = run(*tensors, call=np.int64(_number_of(call)))
+    results: Sequence[Any] = run(*tensors, call=np.int64(_calls.number_of(call)))
     return results
-
-
-def _number_of(call: _Call) -> int:
-    """XLA passes a number; the same call, traced again, has the same one."""
-    with _lock:
-        if call not in _calls:
-            _calls.append(call)
-        return _calls.index(call)
 
 
 def _register() -> None:
@@ -185,10 +177,7 @@ def _result(frame: Any, index: int) -> Buffer:
 
 
 def _buffer(given: FFIBuffer) -> Buffer:
-    shape, dtype = tuple(given.dims[: given.rank]), _DTYPES[given.dtype]
-    count = prod(shape)
-    memory = (c.c_char * (count * dtype.itemsize)).from_address(given.data) if count else b""
-    return Buffer(np.frombuffer(memory, dtype.storage), dtype, shape)
+    return buffer_at(given.data, _DTYPES[given.dtype], tuple(given.dims[: given.rank]))
 
 
 def _run(call: _Allreduce, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
@@ -208,15 +197,8 @@ def _run(call: _Allreduce, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
         for work in works:
             basics.engine().synchronize(work)
     except BaseException:
-        _let_end(works)
+        let_end(basics.engine(), works)
         raise
-
-
-def _let_end(works: Sequence[Work]) -> None:
-    """XLA's memory must not be written any more. The engine bounds each wait, as it does that of a step."""
-    for work in works:
-        with suppress(HorovodInternalError):
-            basics.engine().synchronize(work)
 
 
 @contextmanager

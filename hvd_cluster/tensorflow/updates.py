@@ -15,6 +15,7 @@ from hvd_cluster.tensorflow.kernels.table import Number
 from hvd_cluster.tensorflow.native import shapes
 from hvd_cluster.tensorflow.native.registration import Definition
 from hvd_cluster.tensorflow.operations.calls import call
+from hvd_cluster.tensorflow.xla.scope import is_compiled
 
 OP = "HorovodUpdateBegan"
 
@@ -30,11 +31,24 @@ def updating(gradients: Sequence[Any]) -> Iterator[None]:
         watchers.step_began()
         yield
         return
+    if is_compiled():
+        _tell_of_program()
+        yield
+        return
     _make_known()
     with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
         began = call(OP, {}, {}, named=False)
     with tf.control_dependencies([began]):
         yield
+
+
+def _tell_of_program() -> None:
+    """XLA orders changes by the flow of data only. So each start of a collective tells, too, as they come before."""
+    from hvd_cluster.tensorflow.xla import handlers, nodes
+
+    handlers.NUMBERS.setdefault(OP, lambda _: _tell())
+    if nodes.why_not() is None:
+        nodes.number(OP, 0)
 
 
 def _tell() -> int:

@@ -53,6 +53,8 @@ GOOD = [
     ({"HOROVOD_ENABLE_ASYNC_COMPLETION": "0"}, "async_completion", False),
     ({"HOROVOD_DYNAMIC_PROCESS_SETS": "0"}, "dynamic_process_sets", False),
     ({"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, "dynamic_process_sets", True),
+    ({"HOROVOD_ENABLE_XLA_OPS": "0"}, "xla_ops", False),
+    ({"HOROVOD_ENABLE_XLA_OPS": "1"}, "xla_ops", True),
     ({"HOROVOD_GLOO_TIMEOUT_SECONDS": "1.5"}, "timeouts", Timeouts(connect=1.5, collective=1.5)),
     ({"HOROVOD_HEARTBEAT_SECONDS": "0.5"}, "timeouts", Timeouts(heartbeat=0.5)),
     ({"HOROVOD_CONTROLLER": "gloo"}, "remarks", ()),
@@ -181,6 +183,7 @@ BAD = {
     "HOROVOD_DISABLE_GROUP_FUSION": (("yes",), "0 or 1"),
     "HOROVOD_ENABLE_ASYNC_COMPLETION": (("maybe",), "0 or 1"),
     "HOROVOD_DYNAMIC_PROCESS_SETS": (("dynamic",), "0 or 1"),
+    "HOROVOD_ENABLE_XLA_OPS": (("on",), "0 or 1"),
     "HOROVOD_STALL_CHECK_DISABLE": (("no",), "0 or 1"),
     "HOROVOD_STALL_CHECK_TIME_SECONDS": (SECONDS, "a positive number of seconds, at most 1000000"),
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": (

@@ -25,3 +25,10 @@ def total(tensor: Any, name: str, process_set: ProcessSet) -> Any:
 def in_graph(value: Any) -> Operations | None:
     operations: Any = mpi_ops
     return operations if makes_nodes() else None
+
+
+def why_not_compiled() -> str | None:
+    """The reason why XLA cannot compile collectives here; None if it can."""
+    from hvd_cluster.tensorflow.xla.nodes import why_not
+
+    return why_not()

@@ -2,8 +2,8 @@
 
 A deep copy gets a distributed one again. A pickle may be read where no rank is: it stays plain, and a warning says so.
 
-TensorFlow's XLA cannot compile collectives, so a model with such an optimizer is not compiled: ``compile()`` asks
-whether a model supports it.
+TensorFlow's XLA cannot compile collectives everywhere, such as on a GPU. There a model with such an optimizer is not
+compiled, and a warning says why: ``compile()`` asks whether a model supports it.
 
 A LossScaleOptimizer, in which ``compile()`` wraps the optimizer of a model in mixed_float16, looks for infinities in
 gradients before its inner optimizer gets them. Each rank would decide alone whether to step, and those that do would
@@ -100,6 +100,8 @@ def adjust() -> None:
 def _adjust_compilation() -> None:
     from keras.src.trainers import trainer
 
+    from hvd_cluster.keras.backends.on_tensorflow import why_not_compiled
+
     ask = getattr(trainer, "model_supports_jit", None)
     if ask is None:
         logger.warning("this Keras does not ask whether XLA can compile a model; call compile(jit_compile=False)")
@@ -107,8 +109,13 @@ def _adjust_compilation() -> None:
 
     @functools.wraps(ask)
     def model_supports_jit(model: Any) -> bool:
-        optimizer = getattr(model, "optimizer", None)
-        return not is_distributed(optimizer) and bool(ask(model))
+        supported = bool(ask(model))
+        if not supported or not is_distributed(getattr(model, "optimizer", None)):
+            return supported
+        reason = why_not_compiled()
+        if reason is not None:
+            logger.warning("a model with a distributed optimizer is not compiled with XLA: %s", reason)
+        return reason is None
 
     trainer.model_supports_jit = model_supports_jit
 

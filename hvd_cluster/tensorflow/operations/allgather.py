@@ -22,6 +22,7 @@ from hvd_cluster.tensorflow.operations.attributes import (
 )
 from hvd_cluster.tensorflow.operations.calls import call
 from hvd_cluster.tensorflow.tensors import as_bits, is_continuous
+from hvd_cluster.tensorflow.xla.scope import CompiledNode
 
 _AVERAGE = reduction_attributes(Reduction(ReduceOp.AVERAGE))
 
@@ -43,10 +44,13 @@ def allgather(
 def _gradient(op: Any, gradient: tf.Tensor, _: Any) -> tf.Tensor:
     """The gradients are averaged over the ranks; each rank keeps the rows that it contributed."""
     how = {**_AVERAGE, **set_of(op)}
-    return _own_rows(call("HorovodAllreduce", {"tensor": gradient}, how, **backward_naming(op)), op.outputs[-1][0])
+    return _own_rows(call("HorovodAllreduce", {"tensor": gradient}, how, **backward_naming(op)), op, 0)
 
 
-def _own_rows(average: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+def _own_rows(average: tf.Tensor, op: Any, index: int) -> tf.Tensor:
+    if isinstance(op, CompiledNode):
+        return op.own_rows(average, index)
+    place = op.outputs[-1][index]
     return average[place[0] : place[0] + place[1]]
 
 
@@ -86,5 +90,4 @@ def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | No
         return results
 
     averages = of_group(gradients[:-1], is_continuous, backward)
-    places = op.outputs[-1]
-    return [None if each is None else _own_rows(each, places[index]) for index, each in enumerate(averages)]
+    return [None if each is None else _own_rows(each, op, index) for index, each in enumerate(averages)]

@@ -11,6 +11,7 @@ from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.operations.attributes import backward_naming, collective, gradient_of, set_attribute, set_of
 from hvd_cluster.tensorflow.operations.calls import call
 from hvd_cluster.tensorflow.tensors import as_bits, as_tensor
+from hvd_cluster.tensorflow.xla.scope import CompiledNode
 
 
 @collective(Operation.ALLTOALL)
@@ -46,8 +47,11 @@ def _as_splits(splits: Any) -> tf.Tensor:
 @gradient_of("HorovodAlltoall")
 def _gradient(op: Any, gradient: tf.Tensor, _: Any) -> tuple[tf.Tensor, None]:
     """The gradients travel back to the senders; rows that were not sent have zeros."""
-    inputs = {"tensor": gradient, "splits": op.outputs[1]}
+    is_equal = isinstance(op, CompiledNode)
+    inputs = {"tensor": gradient, "splits": _as_splits(None) if is_equal else op.outputs[1]}
     returned, _ = call("HorovodAlltoall", inputs, set_of(op), **backward_naming(op))
+    if is_equal:
+        return returned, None
     missing = tf.shape(op.inputs[0])[:1] - tf.shape(returned)[:1]
     zeros = tf.zeros(tf.concat([missing, tf.shape(returned)[1:]], 0), returned.dtype)
     return tf.concat([returned, zeros], 0), None

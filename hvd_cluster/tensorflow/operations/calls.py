@@ -15,12 +15,11 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import core, execute
 from tensorflow.python.framework import op_def_library, ops
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.parallel_for.pfor import RegisterPFor
 
-from collectives import UnsupportedRequestError
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.lists import ListCombiner
 from hvd_cluster.ops.arguments import Reduction, as_group
 from hvd_cluster.tensorflow.errors import TEXT, engine_error
 from hvd_cluster.tensorflow.kernels.entry import calling
@@ -29,6 +28,7 @@ from hvd_cluster.tensorflow.native.done import can_take
 from hvd_cluster.tensorflow.native.error_texts import put_first
 from hvd_cluster.tensorflow.operations.attributes import reduction_attributes, set_attribute
 from hvd_cluster.tensorflow.tensors import as_tensor
+from hvd_cluster.tensorflow.xla.scope import is_compiled
 
 FAMILIES = ("Allgather", "Allreduce", "Broadcast", "Reducescatter")
 OPS = (*FAMILIES, *(f"Grouped{family}" for family in FAMILIES), "Alltoall", "Barrier", "Join")
@@ -80,7 +80,7 @@ def call(
     if not context.executing_eagerly():
         naming = chosen(text, ignore_name_scope, by_path or roster is not None) if named else None
         if named:
-            attributes = {"roster": 0 if roster is None else roster.number, "tag": tag, **attributes}
+            attributes = {**_attributes_of_roster(roster, tag), **attributes}
         return _node(op, inputs, attributes, text, naming, independent)
     if named:
         attributes = {"tensor_name": text or "", "naming": 0, **attributes}
@@ -103,6 +103,26 @@ def combine_group(
     given = as_group(tensors, tf.Tensor, as_tensor)
     results: list[tf.Tensor] = call(op, {"tensors": given}, attributes, **naming) if given else []
     return results
+
+
+def combine_together(
+    groups: Sequence[tuple[str, Sequence[Any], dict[str, Any]]], how: Reduction, process_set: ProcessSet
+) -> list[list[tf.Tensor]]:
+    """As :func:`combine_group` of each op with its tensors and its naming, by a roster, in a compiled function."""
+    from hvd_cluster.tensorflow.xla import nodes
+
+    shared = {**reduction_attributes(how), **set_attribute(process_set)}
+    parts = []
+    for op, tensors, naming in groups:
+        attributes = {**_attributes_of_roster(naming["roster"], naming["tag"]), **shared}
+        given = {"tensors": as_group(tensors, tf.Tensor, as_tensor)}
+        parts.append(nodes.part_of(op, given, attributes, naming["name"], chosen(naming["name"], False, True)))
+    results: list[list[tf.Tensor]] = nodes.together(parts)
+    return results
+
+
+def _attributes_of_roster(roster: Roster | None, tag: int) -> dict[str, Any]:
+    return {"roster": 0 if roster is None else roster.number, "tag": tag}
 
 
 def _run(context: Any, op: str, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
@@ -134,8 +154,9 @@ def _node(
     naming: Naming | None,
     independent: bool,
 ) -> Any:
+    if is_compiled():
+        return _compiled(op, inputs, attributes, name, naming)
     graph = ops.get_default_graph()
-    _require_no_compiler(op, graph)
     label = name_of_node(op, _flat(inputs), name)
     if naming is not None:
         attributes = {**attributes_of_name(graph, label, naming), **attributes}
@@ -147,17 +168,23 @@ def _node(
     return _structured(structure, outputs) if outputs else node
 
 
-def _require_no_compiler(op: str, graph: Any) -> None:
-    """UnsupportedRequestError in a function that XLA is to compile. TensorFlow's own error would come at the first run.
+def _compiled(
+    op: str, inputs: dict[str, Any], attributes: dict[str, Any], name: str | None, naming: Naming | None
+) -> Any:
+    """As :func:`_node`, in a function that XLA is to compile. UnsupportedRequestError where it cannot.
 
     A function that was traced before does not pass here when a compiled one calls it: that is TensorFlow's error.
     """
-    if GraphOrParentsInXlaContext(graph):
-        raise UnsupportedRequestError(
-            f"XLA cannot compile {op}: leave jit_compile=True out of the tf.function that calls it, and give it to the "
-            "functions without collectives that are called there; for a train_step() of a Keras model, give compile() "
-            "jit_compile=False"
-        )
+    from hvd_cluster.tensorflow.xla import nodes
+
+    if naming is None or not inputs:
+        return nodes.number(op, attributes.get("process_set_id", 0))
+    part = nodes.part_of(op, inputs, attributes, name, naming)
+    [results] = nodes.together([part])
+    outputs = part.outputs(results if part.is_grouped else results[:1])
+    if not part.is_grouped:
+        return outputs if len(outputs) > 1 else outputs[0]
+    return [results, None] if len(outputs) > len(results) else results
 
 
 def _let_run_independently(graph: Any, node: Any) -> None:
@@ -180,3 +207,7 @@ def _structured(structure: Sequence[int | None], outputs: Sequence[Any]) -> Any:
     remaining = iter(outputs)
     values = [next(remaining) if size is None else [next(remaining) for _ in range(size)] for size in structure]
     return values[0] if len(values) == 1 else values
+
+
+for _function in (call, combine, combine_group, combine_together, ListCombiner.combine):
+    setattr(_function, "autograph_info__", {})  # noqa: B010 - AutoGraph shall call it, and not take seconds to convert it

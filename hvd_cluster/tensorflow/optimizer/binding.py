@@ -18,8 +18,9 @@ from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.tensorflow.errors import engine_error, raised_by_tensorflow
 from hvd_cluster.tensorflow.operations.allgather import _grouped_allgather
 from hvd_cluster.tensorflow.operations.allreduce import GROUPED_OP, OP
-from hvd_cluster.tensorflow.operations.calls import combine, combine_group
+from hvd_cluster.tensorflow.operations.calls import combine, combine_group, combine_together
 from hvd_cluster.tensorflow.operations.members import size_op
+from hvd_cluster.tensorflow.xla.scope import is_compiled
 
 
 class TensorFlowLists(ListBinding):
@@ -76,6 +77,8 @@ class TensorFlowLists(ListBinding):
     ) -> Sequence[Sequence[tf.Tensor]]:
         """In eager mode all travel as one group, because each call waits for its result."""
         with _on(self._device_dense):
+            if not tf.executing_eagerly() and is_compiled():
+                return combine_together([(*_op_of(each), _naming_of(each)) for each in shipments], how, process_set)
             if not tf.executing_eagerly() or len(shipments) < 2:
                 return [_combined(shipment, process_set, how) for shipment in shipments]
             everything = [tensor for shipment in shipments for tensor in shipment.tensors]
@@ -122,11 +125,19 @@ def _on(device: str) -> AbstractContextManager[Any]:
 
 
 def _combined(shipment: Shipment, process_set: ProcessSet, how: Reduction) -> Sequence[tf.Tensor]:
-    # A script may have several tapes, in functions that run at the same time, whose gradients have equal names.
-    naming = {"name": shipment.name, "roster": shipment.roster, "tag": shipment.tag}
+    naming = _naming_of(shipment)
     if shipment.is_alone:
         return [combine(OP, shipment.tensors[0], how, process_set, **naming)]
     return combine_group(GROUPED_OP, shipment.tensors, how, process_set, **naming)
+
+
+def _naming_of(shipment: Shipment) -> dict[str, Any]:
+    # A script may have several tapes, in functions that run at the same time, whose gradients have equal names.
+    return {"name": shipment.name, "roster": shipment.roster, "tag": shipment.tag}
+
+
+def _op_of(shipment: Shipment) -> tuple[str, Sequence[tf.Tensor]]:
+    return OP if shipment.is_alone else GROUPED_OP, shipment.tensors
 
 
 def target_of(variable: Any, name: str) -> Target:

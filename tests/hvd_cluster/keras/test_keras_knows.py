@@ -1,13 +1,15 @@
-"""Keras itself with a distributed optimizer: no XLA on TensorFlow, nothing else imported, the five lines."""
+"""Keras itself with a distributed optimizer: XLA on TensorFlow, nothing else imported, the five lines."""
 
 import os
 import subprocess
 import sys
 
 import keras
+import numpy as np
 import pytest
 
 import hvd_cluster.keras as hvd
+from hvd_cluster.core import basics
 from tests.checks import each_check
 from tests.hvd_cluster.keras.training import fit_together, model
 
@@ -35,15 +37,27 @@ print(sorted(others & set(sys.modules) - before))
 """
 
 
-def check_models_are_not_compiled_by_xla():
+def check_models_that_xla_compiles():
     if keras.backend.backend() != "tensorflow":
         return
-    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
-        trained = fit_together(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), jit_compile=True, epochs=1)
-    assert trained.jit_compile is False
-    plain = model()
-    plain.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
-    assert plain.jit_compile is True
+    trained = fit_together(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), jit_compile=True, epochs=1)
+    assert trained.jit_compile is True
+    plain = fit_together(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), jit_compile=False, epochs=1)
+    for one, other in zip(trained.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def check_models_are_not_compiled_where_that_is_not_wanted():
+    if keras.backend.backend() != "tensorflow":
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(basics._process, "allows_xla", False)
+        with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+            trained = fit_together(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), jit_compile=True, epochs=1)
+        assert trained.jit_compile is False
+        plain = model()
+        plain.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+        assert plain.jit_compile is True
 
 
 def check_auto_is_no_where_keras_would_compile():
@@ -63,7 +77,7 @@ def check_auto_is_no_where_keras_would_compile():
         assert [each.jit_compile for each in (plain, ours, scaled)] == [True, False, False]
 
 
-def check_a_step_with_a_tape_that_keras_compiles_names_the_remedy():
+def check_a_step_with_a_tape_that_keras_compiles():
     if keras.backend.backend() != "tensorflow":
         return
     import tensorflow as tf
@@ -79,11 +93,14 @@ def check_a_step_with_a_tape_that_keras_compiles_names_the_remedy():
             return {"loss": loss}
 
     trained = Model([keras.Input((4,)), keras.layers.Dense(1)])
-    trained.compile(keras.optimizers.SGD(0.1), jit_compile=True)
-    with pytest.raises(NotImplementedError, match=r"give compile\(\) jit_compile=False"):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(basics._process, "allows_xla", False)
+        trained.compile(keras.optimizers.SGD(0.1), jit_compile=True)
+        with pytest.raises(NotImplementedError, match=r"give compile\(\) jit_compile=False"):
+            trained.fit(tf.ones([8, 4]), tf.ones([8, 1]), verbose=0)
+    for jit_compile in (True, False):
+        trained.compile(keras.optimizers.SGD(0.1), jit_compile=jit_compile)
         trained.fit(tf.ones([8, 4]), tf.ones([8, 1]), verbose=0)
-    trained.compile(keras.optimizers.SGD(0.1), jit_compile=False)
-    trained.fit(tf.ones([8, 4]), tf.ones([8, 1]), verbose=0)
 
 
 @each_check(globals())
