@@ -41,8 +41,8 @@ def DistributedOptimizer(
     The result is an instance of a subclass of the optimizer's own class, and shares its state: variables, learning
     rate, iterations. It is saved like ``optimizer``, so that a saved model loads without this package. Clipping, weight
     decay, EMA and ``gradient_accumulation_steps`` act on the combined gradients. With TensorFlow, ``model.fit`` builds
-    a graph, which is not compiled with XLA; a LossScaleOptimizer may be inside or outside, and all ranks skip the same
-    steps.
+    a graph, which XLA compiles only where it can call collectives; a LossScaleOptimizer may be inside or outside, and
+    all ranks skip the same steps.
 
     ``op`` is Average or Sum. Average divides by the size of ``process_set``; ``gradient_predivide_factor`` is the part
     of this division that comes before the sum. ``groups`` is the number of groups of gradients, or a list of variables

@@ -1,4 +1,7 @@
-"""The training that the tests of whole jobs run: ``elastic_training.py FOLDER fit|loop``, on the backend of Keras.
+"""The training that the tests of whole jobs run: ``elastic_training.py FOLDER WAY``, on the backend of Keras.
+
+WAY is fit, compiled (by XLA) or loop. A worker whose name is in ``FOLDER/die`` kills itself in its next step, when it
+has submitted gradients.
 
 Each worker appends to ``FOLDER/<worker>`` what happens to it; it trains until ``FOLDER/end`` exists. See
 tests/hvd_cluster/elastic/jobs.py. The last note but one has a digest of all variables; a worker fails if they are not
@@ -7,6 +10,7 @@ those that NumPy finds for the same number of steps on one process.
 
 import hashlib
 import os
+import signal
 import sys
 import time
 import warnings
@@ -18,6 +22,8 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 import hvd_cluster.keras as hvd  # noqa: E402
+from collectives.events import Submitted  # noqa: E402
+from hvd_cluster.core import basics  # noqa: E402
 from hvd_cluster.keras.variables import copied  # noqa: E402
 from hvd_cluster.ops.objects import allgather_object  # noqa: E402
 
@@ -37,11 +43,11 @@ def rounded(numbers):
     return np.round(numbers * 256) / 256
 
 
-def build():
+def build(jit_compile):
     layers = [keras.layers.Input((FEATURES,)), keras.layers.Dense(1, kernel_initializer="ones")]
     model = keras.Sequential(layers)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, momentum=MOMENTUM))
-    model.compile(optimizer, loss="mse")
+    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
     return model
 
 
@@ -57,6 +63,11 @@ def alone(batches, steps):
         speed = MOMENTUM * speed - RATE * gradient
         weights = weights + speed
     return weights
+
+
+def _kill_this_process(event):
+    if isinstance(event, Submitted) and "gradient" in event.name:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Notes(keras.callbacks.Callback):
@@ -77,6 +88,12 @@ class Notes(keras.callbacks.Callback):
         time.sleep(STEP_SECONDS)
         self.is_over = any(allgather_object((self.folder / "end").exists(), "end"))
         self.model.stop_training = self.is_over
+        self._die_if_wanted()
+
+    def _die_if_wanted(self):
+        wanted = self.folder / "die"
+        if wanted.exists() and wanted.read_text() == self.worker:
+            basics.engine().events.subscribe(_kill_this_process)
 
     def on_train_batch_end(self, batch, logs=None):
         self.note(f"step {batch} {hvd.size()}")
@@ -118,9 +135,9 @@ def loop(state, notes):
 
 def main():
     keras.backend.set_floatx("float64")
-    notes, way = Notes(Path(sys.argv[1])), {"fit": fit, "loop": loop}[sys.argv[2]]
+    notes, way = Notes(Path(sys.argv[1])), {"fit": fit, "compiled": fit, "loop": loop}[sys.argv[2]]
     hvd.init()
-    model = build()
+    model = build(jit_compile=True if sys.argv[2] == "compiled" else "auto")
     batches = hvd.elastic.GlobalBatches(range(ROWS), BATCH)
     state = hvd.elastic.KerasState(model, batches=batches, steps=0)
 

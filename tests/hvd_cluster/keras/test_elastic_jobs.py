@@ -31,3 +31,18 @@ def test_a_loss_a_newcomer_and_a_notice(start, backend, way):
     assert job.notes(2)[-2] == job.notes(3)[-2]  # digests of all variables
     assert [change.partition(": ")[0] for change in job.changes] == ["world 1", "world 2", "world 3"]
     assert job.log.count(", 0 steps lost") == 3
+
+
+def test_a_rank_is_killed_in_a_step_that_xla_compiles(start):
+    """The others have submitted their gradients, and XLA may have changed variables: they go back to the commit."""
+    if "tensorflow" not in BACKENDS:
+        pytest.skip("tensorflow is not installed")
+    variables = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    job = start(2, *COOLDOWN, script=SCRIPT, arguments=["compiled"], variables=variables)
+    job.want("die", 1)
+    job.until_training(0, 2)
+    assert job.end() == 0, job.log
+    assert_agreement(job, 0, 2)
+    assert job.notes(0)[-2] == job.notes(2)[-2]  # digests of all variables
+    assert [change.partition(": ")[0] for change in job.changes] == ["world 1", "world 2"]
+    assert job.log.count(", 0 steps lost") == 2
