@@ -1,6 +1,7 @@
 """Ranks as real processes that stay up between tests: one launch per number of ranks, not per test."""
 
 import contextlib
+import gc
 import os
 import time
 from multiprocessing.connection import Connection, wait
@@ -146,6 +147,7 @@ def _serve(link: Connection, rank, variables, namespace, prepare):
     os.environ.clear()
     os.environ.update(variables, OMP_NUM_THREADS="1")
     prepare()
+    gc.freeze()  # or each collection looks at all of the framework
     from hvd_cluster.core import basics
 
     while True:

@@ -25,6 +25,7 @@ __all__ = ["Member", "Processes", "forking_context", "group_of", "in_threads"]
 PRELOADED = [
     *("numpy", "pytest", "hypothesis", "collectives.store.server", "collectives.engine.start"),
     *("torch", "torch._dynamo", "hvd_cluster.torch"),  # torch imports its compiler when it makes an optimizer
+    "tests.freeze",
 ]
 
 
