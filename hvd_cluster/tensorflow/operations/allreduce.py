@@ -45,7 +45,8 @@ def allreduce_slices(
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM) or factors != (1.0, 1.0):
         raise UnsupportedRequestError(
             f"an allreduce of IndexedSlices with op {op.name.capitalize()} and the factors {factors[0]:g} and "
-            f"{factors[1]:g} is not available; use Average or Sum without factors, or tf.convert_to_tensor(slices) first"
+            f"{factors[1]:g} is not available; "
+            "use Average or Sum without factors, or tf.convert_to_tensor(slices) first"
         )
     require_sparse_op(op, slices.values.dtype is tf.bool)
     small, context = compressed(compression, slices.values)
