@@ -68,6 +68,7 @@ class Pool:
     """
 
     prepare = None
+    context = staticmethod(forking_context)
 
     def __init__(self, size, hosts=None, environment=None, network=None):
         self.size = size
@@ -75,7 +76,7 @@ class Pool:
         inside = network.inside if network else lambda host: contextlib.nullcontext()
         with inside(hosts[0] if hosts else None):
             self._job.__enter__()
-        context = forking_context()
+        context = self.context()
         self._links, self.processes = [], []
         for slot in assign_ranks(hosts or ["here"] * size):
             link, far_link = context.Pipe()
