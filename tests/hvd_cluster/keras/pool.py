@@ -5,7 +5,7 @@ import multiprocessing
 from tests import pool
 from tests.collectives.backends.members import forking_context, preload
 
-preload("tensorflow", "hvd_cluster.tensorflow")  # which takes 5 s of a processor, and imports Keras on its own backend
+preload("tensorflow")  # which takes 5 s of a processor, and imports Keras on its own backend
 
 
 def _prepare():

@@ -5,7 +5,7 @@ import os
 from tests import pool
 from tests.collectives.backends.members import preload
 
-preload("tensorflow", "hvd_cluster.tensorflow")  # which takes 5 s of a processor
+preload("tensorflow")  # which takes 5 s of a processor
 
 
 def _prepare():
