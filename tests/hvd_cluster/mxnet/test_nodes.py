@@ -137,9 +137,23 @@ def check_blocked_layout():
         buffer_in_node(blocked)
 
 
+def check_no_deleter():
+    """MXNet may call one when Python has ended, which aborts the process now and then."""
+    from hvd_cluster.mxnet import nodes
+
+    deleters, push = [], nodes._push
+    nodes._push = lambda *arguments: deleters.append(arguments[2]) or push(*arguments)
+    try:
+        hvd.grouped_allreduce([mx.nd.ones((2,)), mx.nd.ones((3,))])[1].wait_to_read()
+    finally:
+        nodes._push = push
+    assert deleters == [None, None]
+
+
 @pytest.mark.parametrize(
     "check",
     [
+        check_no_deleter,
         check_order,
         check_many_in_flight,
         check_one_name,
