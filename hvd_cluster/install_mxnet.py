@@ -44,6 +44,9 @@ def _is_installed() -> bool:
 
 
 def _install() -> None:
+    sys.stdout.write(
+        "pip may report a conflict, as MXNet says that it needs NumPy 1; it works with NumPy 2 all the same\n"
+    )
     for command in commands(sys.executable, sys.version_info, find_spec("pip") is not None):
         sys.stdout.write(f"$ {' '.join(command)}\n")
         sys.stdout.flush()
