@@ -29,23 +29,6 @@ JOIN_SECONDS = 1.0
 Bytes = npt.NDArray[np.uint8]
 
 
-class _Range:
-    """``nbytes`` from ``address``, in NumPy's words."""
-
-    def __init__(self, address: int, nbytes: int, is_writable: bool) -> None:
-        self.__array_interface__ = {
-            "data": (address, not is_writable),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
-def at_address(address: int, nbytes: int, is_writable: bool = True) -> npt.NDArray[np.uint8]:
-    """The memory of another library as bytes; the caller keeps it alive."""
-    return np.asarray(_Range(address, nbytes, is_writable))
-
-
 class _Block:
     """``size`` bytes, private to this process: a forked child has a copy."""
 

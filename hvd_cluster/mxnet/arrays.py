@@ -15,11 +15,10 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 
 from collectives import Buffer, DType, InvalidRequestError, Work
-from hvd_cluster.core.memory import at_address
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops.arguments import Reduction, require_sparse_op
 from hvd_cluster.ops.arrays import combined_rows
-from hvd_cluster.ops.submission import Operand
+from hvd_cluster.ops.submission import Operand, at_address
 
 NDArray = mx.nd.NDArray
 Array = Any

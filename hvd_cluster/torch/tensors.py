@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 
 from collectives import Buffer, DType, InvalidRequestError, Work, completion
 from hvd_cluster.core import memory
-from hvd_cluster.ops.submission import Finish, Operand
+from hvd_cluster.ops.submission import Finish, Operand, at_address
 from hvd_cluster.torch import gpu
 
 _DTYPES: dict[torch.dtype, DType] = {
@@ -132,7 +132,7 @@ def shared_buffer(tensor: torch.Tensor, address: int) -> Buffer:
     dtype = _DTYPES[tensor.dtype]
     if tensor.is_cuda:
         return gpu.buffer(tensor, dtype, address)
-    array = memory.at_address(address, tensor.numel() * tensor.element_size(), False).view(dtype.storage)
+    array = at_address(address, tensor.numel() * tensor.element_size(), False).view(dtype.storage)
     return Buffer(array, dtype, tuple(tensor.shape), tensor)
 
 
