@@ -21,7 +21,7 @@ CHECK = "import hvd_cluster.mxnet, mxnet; print(mxnet.__version__, float(mxnet.n
 
 
 def commands(python: str, version_info: Sequence[Any], has_pip: bool) -> list[list[str]]:
-    """What installs MXNet. ``has_pip``: otherwise by uv, whose environments have no pip."""
+    """The commands that install MXNet: by pip, or by uv, whose environments have no pip."""
     install = [python, "-m", "pip", "install"] if has_pip else ["uv", "pip", "install", "--python", python]
     # Two modules of MXNet import distutils, which setuptools has since Python has not.
     others = [*REQUIREMENTS, *(["setuptools"] if tuple(version_info[:2]) >= (3, 12) else [])]

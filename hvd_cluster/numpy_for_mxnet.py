@@ -1,6 +1,6 @@
 """NumPy 2 for MXNet 1.9, which reads names that NumPy has removed: they are there while ``mxnet`` is imported.
 
-Whoever wants to import mxnet calls :func:`register` before.
+Call :func:`register` before the first import of mxnet.
 """
 
 from __future__ import annotations

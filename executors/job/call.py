@@ -11,7 +11,7 @@ import cloudpickle
 from executors.job.arguments import check_arguments
 
 before_loading: list[Callable[[], object]] = []
-"""What a worker calls before it loads the function of a call: modules that the function needs may need it."""
+"""A worker calls these functions before it loads that of a call, whose modules may need them."""
 
 
 @dataclass(frozen=True, slots=True)
