@@ -1,6 +1,8 @@
-"""A script for Horovod with MXNet's Module API, which runs as it is, on the digits that scikit-learn ships::
+"""A script for Horovod with MXNet's Module API, which runs as it is, on the digits that scikit-learn ships.
 
-hvdrun --horovod-alias -np 2 python examples/mxnet_mnist_module.py
+::
+
+    hvdrun --horovod-alias -np 2 python examples/mxnet_mnist_module.py
 """
 
 import argparse

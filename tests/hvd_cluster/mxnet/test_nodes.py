@@ -197,7 +197,6 @@ if hvd.rank() == 0:
 NAIVE = """
 import hvd_cluster.mxnet as hvd, mxnet as mx
 hvd.init()
-order = range(3) if hvd.rank() == 0 else [2, 0, 1]
 first = hvd.allreduce(mx.nd.ones((2,)), op=hvd.Sum)
 group = hvd.grouped_allreduce_([mx.nd.ones((2,)), mx.nd.ones((3,))], op=hvd.Sum)
 assert all((each.asnumpy() == 2).all() for each in [first, *group])
