@@ -34,4 +34,5 @@ def test_a_loss_in_the_callback_of_a_change(start):
     results = job.results()
     newcomers = sorted((3, 4), key=lambda worker: results[f"worker-{worker}"][2])  # either may be ready first
     assert_agreement(job, 0, *newcomers)
-    assert "reset 2" not in job.notes(0)
+    resets = [note for note in job.notes(0) if note.startswith("reset")]
+    assert resets[0] == "reset 1"  # that of 2 was lost; later ones depend on whether the newcomers come together
