@@ -37,11 +37,48 @@ def number_name(operation: Operation, process_set: ProcessSet, is_group: bool) -
     return f"noname.{next(kinds[operation, process_set.process_set_id, is_group]) % UNNAMED}"
 
 
+class CallBatch:
+    """The calls that are made with it in a ``with`` block: they are submitted when all of them are ready.
+
+    Where an engine has no core of its own, a call that travels before the last one is ready takes the core of the
+    computation that makes the others ready, and nothing fuses.
+    """
+
+    def __init__(self) -> None:
+        self._ready: list[PendingCall] = []
+        # Owned by this object, held for an instruction.
+        self._lock = threading.Lock()
+        self._missing = 1  # the calls, and the end of the block
+
+    def __enter__(self) -> CallBatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._arrive()
+
+    def join(self) -> None:
+        """One more call is made."""
+        with self._lock:
+            self._missing += 1
+
+    def _arrive(self, *calls: PendingCall) -> None:
+        with self._lock:
+            self._ready += calls
+            self._missing -= 1
+            is_complete = not self._missing
+        for call in self._ready if is_complete else ():
+            call.send()
+
+    def ready(self, call: PendingCall) -> None:
+        """``call``, which has joined, may be submitted."""
+        self._arrive(call)
+
+
 class PendingCall(ABC):
     """A collective that overwrites ``length`` tensors; they are a group, unless ``is_alone``.
 
-    Calls of one name run in the order in which they were made. A call is the ``Kernel`` and the ``KernelContext`` of
-    its run, which the ``completer`` ends.
+    Calls of one name run in the order in which they were made; those of a ``batch`` wait for one another. A call is
+    the ``Kernel`` and the ``KernelContext`` of its run, which the ``completer`` ends.
     """
 
     step = None
@@ -56,6 +93,7 @@ class PendingCall(ABC):
         how: Reduction = PLAIN_SUM,
         is_alone: bool = True,
         root_rank: int = -1,
+        batch: CallBatch | None = None,
     ) -> None:
         self.process_set = process_set
         self.operation = operation
@@ -63,6 +101,9 @@ class PendingCall(ABC):
         self._how, self._root_rank = how, root_rank
         self._engine = basics.engine()
         self._lane = operation, process_set_id(process_set), name, is_alone
+        self._batch = batch
+        if batch is not None:
+            batch.join()
         self._error: BaseException | None = None
         # Owned by this object, held for an instruction.
         self._lock = threading.Lock()
@@ -90,8 +131,13 @@ class PendingCall(ABC):
         with self._lock:
             self._missing -= 1
             is_ready = not self._missing
-        if not is_ready:
-            return
+        if is_ready and self._batch is not None:
+            self._batch.ready(self)
+        elif is_ready:
+            self.send()
+
+    def send(self) -> None:
+        """Submit the call, of which nothing is missing. Does not raise."""
         leave = partial(_lanes.leave, self._lane)
         try:
             completer.follow(NodeRun(self, self, self._engine, self._submit(), self.done, leave, self.step))

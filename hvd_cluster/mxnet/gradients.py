@@ -9,10 +9,12 @@ import mxnet as mx
 import numpy as np
 
 from collectives import Operation, ReduceOp, override
+from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.buckets import chunks
 from hvd_cluster.gradients.compression import CastCompressor, Compressor, NoneCompressor, compressed, require_compressor
 from hvd_cluster.gradients.options import Options, as_groups, check
+from hvd_cluster.graphs.calls import CallBatch
 from hvd_cluster.mxnet.arrays import Array, combined, is_sparse
 from hvd_cluster.mxnet.nodes import NodeCall, calling
 
@@ -46,7 +48,8 @@ class Compression:
 class GradientExchange:
     """Averages gradients over the ranks, in place, without a wait: the update waits for them, as for backward.
 
-    Each gradient travels on its own, the first one with the highest priority, or in ``num_groups`` groups.
+    Each gradient travels on its own, the first one with the highest priority, or in ``num_groups`` groups. Where no
+    core is left for the engine, all set out together.
     """
 
     def __init__(
@@ -66,13 +69,14 @@ class GradientExchange:
         if not process_set.included() or process_set.size() == 1:
             return
         dense = [pair for pair in gradients if not is_sparse(pair[1])]
-        for place, pairs in enumerate(chunks(dense, self._groups or max(1, len(dense)))):
-            self._send(pairs, -place)
+        with CallBatch() as batch:
+            for place, pairs in enumerate(chunks(dense, self._groups or max(1, len(dense)))):
+                self._send(pairs, -place, batch if basics.engine().patient else None)
         for index, gradient in [pair for pair in gradients if is_sparse(pair[1])]:
             with calling(Operation.ALLREDUCE, f"{self._prefix}{index}", process_set) as label:
                 combined(gradient, label, process_set, self._options.reduction).copyto(gradient)
 
-    def _send(self, pairs: Sequence[tuple[Any, Array]], priority: int) -> None:
+    def _send(self, pairs: Sequence[tuple[Any, Array]], priority: int, batch: CallBatch | None) -> None:
         indices, gradients = [index for index, _ in pairs], [gradient for _, gradient in pairs]
         is_alone, compression = not self._groups, self._options.compression
         name = self._prefix + (f"{indices[0]}" if is_alone else f"{indices[0]}:{indices[-1]}")
@@ -80,7 +84,8 @@ class GradientExchange:
             small = [compressed(compression, gradient) for gradient in gradients]
             arrays = [array for array, _ in small]
             how = self._options.reduction
-            NodeCall(Operation.ALLREDUCE, arrays, label, self._options.process_set, how, is_alone).push(priority)
+            where = self._options.process_set
+            NodeCall(Operation.ALLREDUCE, arrays, label, where, how, is_alone, batch=batch).push(priority)
             for gradient, (array, context) in zip(gradients, small, strict=True):
                 if array is not gradient:
                     gradient[:] = compression.decompress(array, context)
