@@ -12,15 +12,17 @@ SMOKE_VERSIONS = 3.10 3.13
 
 BENCHMARKS = allreduce operations training parameters commits defaults rounds elastic idle memory traffic simulation ray_train spark_ingest
 
-.PHONY: help demo examples test check pytest test-pygloo smoke benchmarks environment clean
+.PHONY: help demo examples mxnet test check pytest test-pygloo test-mxnet smoke benchmarks environment clean
 
 help:
 	@echo "make demo          train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
 	@echo "make examples      all of examples/, each in less than a minute on two cores"
-	@echo "make test          ruff, mypy and pytest; the tests of pygloo where there is a Python 3.10"
+	@echo "make mxnet         the examples of MXNet, in an environment of its own"
+	@echo "make test          ruff, mypy and pytest; the tests of MXNet, and of pygloo where there is a Python 3.10"
 	@echo "make check         ruff and mypy; a part of make test"
 	@echo "make pytest        pytest; a part of make test"
 	@echo "make test-pygloo   the tests of pygloo, on Python 3.10; a part of make test"
+	@echo "make test-mxnet    the tests of MXNet, in an environment of its own; a part of make test"
 	@echo "make smoke         the tests that need no framework and no cluster, on other versions of Python"
 	@echo "make benchmarks    those of docs/performance.md, three quarters of an hour on a machine that should do nothing else"
 	@echo "make clean         remove caches and build outputs"
@@ -52,7 +54,11 @@ examples: environment
 	$(BIN)/python examples/elastic_spark.py
 	$(BIN)/python examples/spark_regression.py
 
-test: check pytest test-pygloo
+mxnet:
+	@scripts/mxnet '$(VENV)' hvdrun -np 2 python examples/mxnet_mnist_gluon.py
+	@scripts/mxnet '$(VENV)' hvdrun -np 2 --horovod-alias python examples/mxnet_mnist_module.py
+
+test: check pytest test-pygloo test-mxnet
 
 check: environment
 	@echo "ruff check"
@@ -68,6 +74,9 @@ pytest: environment
 
 test-pygloo:
 	@scripts/pygloo '$(VENV)'
+
+test-mxnet:
+	@scripts/mxnet '$(VENV)'
 
 smoke:
 	@scripts/smoke '$(VENV)' $(SMOKE_VERSIONS)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         renamed,
         resolve_seconds,
     )
-    from executors.job.call import Call, pickle_call
+    from executors.job.call import Call, before_loading, pickle_call
     from executors.job.discovery import (
         DiscoveryError,
         FixedHosts,
@@ -66,7 +66,7 @@ else:
             "failures": "FailureKind brief kind_of_chain with_last_lines",
             "job.arguments": "SECONDS check_integer check_variables interface_names parse_seconds refuse_mpi renamed "
             "resolve_seconds",
-            "job.call": "Call pickle_call",
+            "job.call": "Call before_loading pickle_call",
             "job.discovery": "DiscoveryError FixedHosts HostDiscovery HostDiscoveryScript parse_host_file "
             "parse_host_list",
             "job.elastic_arguments": "ElasticArguments ResetLimit WRITTEN resolve_limits",

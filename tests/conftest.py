@@ -25,6 +25,12 @@ settings.register_profile("any machine", settings.default, deadline=None, suppre
 settings.load_profile("any machine")
 
 
+def pytest_collection_finish():
+    """The collections of garbage after tests skip what the imports have made: a million objects of the frameworks."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request):
     """Fail a test that leaves something of a kind in LOOK. All of them may take a moment to end.

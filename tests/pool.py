@@ -1,6 +1,7 @@
 """Ranks as real processes that stay up between tests: one launch per number of ranks, not per test."""
 
 import contextlib
+import gc
 import os
 import time
 from multiprocessing.connection import Connection, wait
@@ -67,6 +68,7 @@ class Pool:
     """
 
     prepare = None
+    context = staticmethod(forking_context)
 
     def __init__(self, size, hosts=None, environment=None, network=None):
         self.size = size
@@ -74,7 +76,7 @@ class Pool:
         inside = network.inside if network else lambda host: contextlib.nullcontext()
         with inside(hosts[0] if hosts else None):
             self._job.__enter__()
-        context = forking_context()
+        context = self.context()
         self._links, self.processes = [], []
         for slot in assign_ranks(hosts or ["here"] * size):
             link, far_link = context.Pipe()
@@ -146,6 +148,7 @@ def _serve(link: Connection, rank, variables, namespace, prepare):
     os.environ.clear()
     os.environ.update(variables, OMP_NUM_THREADS="1")
     prepare()
+    gc.freeze()  # or each collection looks at all of the framework
     from hvd_cluster.core import basics
 
     while True:

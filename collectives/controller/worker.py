@@ -188,11 +188,6 @@ class Worker:
             self._ready_ids or self._requests or self._urgent or self._answered or self._rejected or self._abandoned
         )
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a caller waits for a tensor that the coordinator does not know of."""
-        return bool(self._urgent)
-
     def unreported(self) -> Sequence[int]:
         """The ids of all tensors in flight, if the coordinator has heard of none of them and must not hear of others.
 

@@ -10,6 +10,9 @@ import cloudpickle
 
 from executors.job.arguments import check_arguments
 
+before_loading: list[Callable[[], object]] = []
+"""A worker calls these functions before it loads that of a call, whose modules may need them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -35,6 +38,25 @@ class Call:
 
     def __call__(self, *first: object) -> Any:
         return self.function(*first, *self.args, **self.kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded, (_Preparation(), self.function, self.args, self.kwargs)
+
+
+class _Preparation:
+    """The first part of a pickled call, which is loaded before the others."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _prepare, tuple(before_loading)
+
+
+def _prepare(*functions: Callable[[], object]) -> None:
+    for function in functions:
+        function()
+
+
+def _loaded(prepared: object, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    return Call(function, args, kwargs)
 
 
 def pickle_call(call: Call, dumps: Callable[[object], bytes] = cloudpickle.dumps) -> bytes:

@@ -11,6 +11,7 @@ SMALL_BYTES = 1 << 17
 BUCKET_BYTES = 1 << 22
 
 P = TypeVar("P", bound=Hashable)
+T = TypeVar("T")
 
 
 class Size(NamedTuple):
@@ -30,7 +31,7 @@ def plan(
     order of backward: the last parameter first.
     """
     if isinstance(groups, int):
-        return _chunks(parameters, groups)
+        return chunks(parameters, groups)
     known = set(parameters)
     explicit = [[each for each in group if each in known] for group in groups or ()]
     grouped = {parameter for group in explicit for parameter in group}
@@ -38,7 +39,8 @@ def plan(
     return [group for group in explicit if group] + list(_by_size(rest, size_of))
 
 
-def _chunks(parameters: Sequence[P], count: int) -> list[list[P]]:
+def chunks(parameters: Sequence[T], count: int) -> list[list[T]]:
+    """``count`` lists, or fewer, of nearly the same length."""
     share, more = divmod(len(parameters), count)
     bounds = [number * share + min(number, more) for number in range(min(count, len(parameters)) + 1)]
     return [list(parameters[start:stop]) for start, stop in pairwise(bounds)]

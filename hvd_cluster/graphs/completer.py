@@ -9,7 +9,7 @@ from collections import deque
 from functools import partial
 
 from collectives import Engine, Watch
-from hvd_cluster.graphs.run import NodeRun
+from hvd_cluster.graphs.run import NodeRun, Step
 from hvd_cluster.graphs.settlement import Settlement, needs_settlement
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ class Completer:
         # Those without works that wait on threads of their own.
         self._aside: list[NodeRun] = []
         self._runs: list[NodeRun] = []
-        self._failed: deque[int] = deque(maxlen=KEPT_STEPS)
-        self._settlements: dict[int, Settlement] = {}
+        self._failed: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self._settlements: dict[Step, Settlement] = {}
         # Of the thread while it waits. A call that interrupts the watch must rouse the engine, too.
         self._wait: tuple[Watch, Engine] | None = None
         # Those that the thread has taken and not ended yet.
@@ -82,12 +82,12 @@ class Completer:
         _cancel(run)
         return False
 
-    def _take_aside(self, step: int) -> list[NodeRun]:
+    def _take_aside(self, step: Step) -> list[NodeRun]:
         taken = [run for run in self._aside if run.step == step]
         self._aside = [run for run in self._aside if run.step != step]
         return taken
 
-    def _end_aside(self, step: int) -> None:
+    def _end_aside(self, step: Step) -> None:
         with self._lock:
             taken = self._take_aside(step)
         for run in taken:
@@ -123,7 +123,7 @@ class Completer:
             self._came.set()
         self._interrupt()
 
-    def has_failed(self, step: int) -> bool:
+    def has_failed(self, step: Step) -> bool:
         """Whether a node of ``step`` has failed: no other one shall begin."""
         return step in self._failed
 
@@ -134,15 +134,15 @@ class Completer:
             settlement.add(run)
         return settlement is not None
 
-    def give_up(self, step: int) -> None:
+    def give_up(self, step: Step) -> None:
         """A node of ``step`` has failed that is not followed; from any thread."""
         with self._lock:
             self._record(step)
         self._end_aside(step)
         self._interrupt()
 
-    def _record(self, step: int) -> None:
-        if step not in self._failed:
+    def _record(self, step: Step) -> None:
+        if step is not None and step not in self._failed:
             self._failed.append(step)
 
     def _interrupt(self) -> None:
@@ -224,7 +224,7 @@ class Completer:
         if run.is_abandoned:
             run.context.report()
         elif (error := run.end()) is not None:
-            if needs_settlement(error):
+            if run.step is not None and needs_settlement(error):
                 self._settle(run, error)
                 return
             run.context.report(error)
@@ -249,12 +249,12 @@ class Completer:
             )
         settlement.start()
 
-    def _await_submissions(self, step: int, seconds: float) -> None:
+    def _await_submissions(self, step: Step, seconds: float) -> None:
         """Wait until no thread submits works of a run of ``step``, which has failed, so none begins to."""
         with self._submitted:
             self._submitted.wait_for(lambda: all(run.step != step for run in self._submitting), seconds)
 
-    def _settled(self, step: int) -> None:
+    def _settled(self, step: Step) -> None:
         with self._lock:
             self._settlements.pop(step, None)
 

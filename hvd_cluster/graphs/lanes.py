@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from collectives import InvalidRequestError
-from hvd_cluster.graphs.run import KernelContext
+from hvd_cluster.graphs.run import KernelContext, Step
 
 LANES = 32
 """The largest ``parallel_iterations`` for which the iterations of all ranks are sure to meet."""
@@ -41,7 +41,7 @@ class LaneChooser:
 
     def __init__(self, is_nested: bool) -> None:
         self._is_nested = is_nested
-        self._last: dict[int, tuple[int, int, int]] = {}
+        self._last: dict[int, tuple[Step, int, int]] = {}
 
     def choose(self, context: KernelContext) -> Lane:
         """The lane of a run; InvalidRequestError if a later iteration of its loop has been there before."""

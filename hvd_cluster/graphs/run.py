@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from collectives import Engine, Work
 from hvd_cluster.core.process_sets import ProcessSet
+
+Step: TypeAlias = "int | None"
+"""The number of the run of a graph; None for a node that belongs to no graph, whose failure concerns no other one."""
 
 
 class KernelContext(Protocol):
     """The framework's side of a run."""
 
     @property
-    def step(self) -> int:
-        """The number of the run of the graph."""
+    def step(self) -> Step:
+        """The run of the graph."""
 
     @property
     def frame(self) -> int:
@@ -45,7 +48,7 @@ class Kernel(Protocol):
 
 @dataclass(slots=True, eq=False)
 class NodeRun:
-    """A kernel that has submitted its ``works`` to ``engine``, in the run of a graph with the number ``step``.
+    """A kernel that has submitted its ``works`` to ``engine``, in the run ``step`` of a graph.
 
     ``done`` gives it back to the framework; ``leave`` lets the next run begin that waits for its turn.
     ``is_abandoned``: nobody wants its outputs any more. ``error``: that of the submission, which has failed.
@@ -57,7 +60,7 @@ class NodeRun:
     works: Sequence[Work]
     done: Callable[[], None]
     leave: Callable[[], None]
-    step: int
+    step: Step
     is_abandoned: bool = False
     error: Exception | None = None
 

@@ -26,6 +26,7 @@ MODULES = os.path.join(os.path.dirname(os.path.realpath(__file__)), "modules")
 # Horovod's modules that have another name here; a module horovod.x is hvd_cluster.x otherwise.
 MOVED = {
     "horovod.common.exceptions": "hvd_cluster.exceptions",
+    "horovod.mxnet.compression": "hvd_cluster.mxnet.gradients",
     "horovod.ray.elastic_v2": "hvd_cluster.ray.elastic",
     "horovod.ray.runner": "hvd_cluster.ray.executor",
     "horovod.ray.worker": "hvd_cluster.ray.base_worker",

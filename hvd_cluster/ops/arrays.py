@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collectives import Buffer, Operation, Work, as_buffer, empty
+from collectives import Buffer, MismatchError, Operation, ReduceOp, Work, as_buffer, empty
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.ops.refusals import refusing
-from hvd_cluster.ops.submission import Handle, Operand, run_all, start
+from hvd_cluster.ops.submission import Handle, Operand, run_all, start, start_group, synchronize
 
 
 def gathered(array: npt.NDArray[Any]) -> Operand:
@@ -58,3 +59,32 @@ def _start(array: npt.NDArray[Any], name: str, process_set: ProcessSet, root_ran
 def _known(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """As signed integers of the same size, if the engine may not know the dtype, such as uint32 or float8."""
     return array.view(f"i{array.itemsize}") if array.dtype.kind in "uV" else array
+
+
+def combined_rows(
+    indices: npt.NDArray[np.int64],
+    rows: npt.NDArray[Any],
+    shape: tuple[int, ...],
+    name: str,
+    process_set: ProcessSet,
+    how: Reduction,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """The sum or the average over all ranks of arrays of one ``shape`` of which each rank has some ``rows``.
+
+    Returns indices, in order and each once, and their rows: the same bits on all ranks. MismatchError, on all ranks,
+    where the shapes differ.
+    """
+    pieces = [indices, rows, np.array([shape], np.int64)]
+    all_indices, all_rows, shapes = synchronize(
+        start_group(Operation.ALLGATHER, gathered, pieces, list, name, process_set)
+    )
+    if (shapes != shapes[0]).any():
+        raise MismatchError(
+            f"sparse tensor {name!r}: the ranks disagree about the shape: {shapes.tolist()}; give them one shape"
+        )
+    unique, places = np.unique(all_indices, return_inverse=True)
+    total = np.zeros((len(unique), *rows.shape[1:]), np.promote_types(rows.dtype, np.float32))
+    np.add.at(total, places.reshape(-1), all_rows)
+    divisor = process_set.size() or 1 if how.op is ReduceOp.AVERAGE else 1
+    total *= how.prescale_factor * how.postscale_factor / divisor
+    return unique, total.astype(rows.dtype)

@@ -102,7 +102,11 @@ def refusing(operation: Operation, name: str, process_set: ProcessSet, length: i
 def _length(group: int | None, arguments: Mapping[str, Any]) -> int | None:
     if group != 0:
         return group
-    tensors = arguments.get("tensors")
+    return length_of(arguments.get("tensors"))
+
+
+def length_of(tensors: Any) -> int:
+    """The number of tensors of a call for a group, as far as it has one."""
     return max(1, len(tensors)) if isinstance(tensors, list | tuple) else 1
 
 

@@ -7,6 +7,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from collectives import Buffer, Destination, Engine, HorovodInternalError, InvalidRequestError, Operation, Request, Work
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
@@ -261,6 +264,19 @@ def run_all(starts: Iterable[Callable[[], Handle | HandleGroup]]) -> list[Any]:
 def _require_handle(handle: Any) -> None:
     if not isinstance(handle, Handle | HandleGroup):
         raise InvalidRequestError(f"{handle!r} is not a handle; give the handle that an *_async function returned")
+
+
+class _Range:
+    """``nbytes`` from ``address``, in NumPy's words."""
+
+    def __init__(self, address: int, nbytes: int, is_writable: bool) -> None:
+        data = address, not is_writable
+        self.__array_interface__ = {"data": data, "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+
+def at_address(address: int, nbytes: int, is_writable: bool = True) -> npt.NDArray[np.uint8]:
+    """The memory of a framework as bytes; the caller keeps it alive."""
+    return np.asarray(_Range(address, nbytes, is_writable))
 
 
 class Operand(NamedTuple):

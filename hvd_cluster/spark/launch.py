@@ -25,12 +25,11 @@ from executors.agents.spark import (
     PickledCall,
     Session,
     SparkOptions,
-    divided,
-    repeatable,
     run_elastic_on_spark,
     run_on_spark,
 )
 from hvd_cluster import horovod
+from hvd_cluster.spark.rows.partitions import divided, repeatable
 
 START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
 START_TIMEOUT_SECONDS = 600.0

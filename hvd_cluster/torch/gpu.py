@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from collectives import Buffer, DType, InvalidRequestError, Work, completion, override
-from hvd_cluster.ops.gpu import require_gpu
+from collectives import Buffer, DType, InvalidRequestError, Work, completion, override, presence
+from hvd_cluster.core import basics
 
 _cuda: Any = torch.cuda  # which is not annotated
 
@@ -31,9 +32,32 @@ class Recorded(completion.Polled):
         self._event.wait(_cuda.ExternalStream(stream, self._index))
 
 
+class _Place:
+    """The GPU of this rank: that of its first tensor, as long as one engine runs."""
+
+    def __init__(self) -> None:
+        self._engine: Callable[[], object] = lambda: None
+        self._index = -1
+
+    def require(self, index: int) -> None:
+        """InvalidRequestError if ``index`` is not that GPU."""
+        engine = basics.engine()
+        if engine is not self._engine():
+            self._engine, self._index = weakref.ref(engine), index
+            presence.place.index = index
+        if index != self._index:
+            raise InvalidRequestError(
+                f"the tensor is on cuda:{index}, but the first one of this rank was on cuda:{self._index}; "
+                "call torch.cuda.set_device(hvd.local_rank()) first, and move the model and the data there"
+            )
+
+
+_first = _Place()
+
+
 def require_usable(tensor: torch.Tensor) -> None:
     """InvalidRequestError for a tensor on another GPU than the earlier ones, and while a CUDA graph is captured."""
-    require_gpu(tensor.get_device())
+    _first.require(tensor.get_device())
     if _cuda.is_current_stream_capturing():
         raise InvalidRequestError(
             "an operation between ranks cannot be captured in a CUDA graph: the ranks agree on its order each time; "

@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 
 from collectives import Buffer, DType, InvalidRequestError, Work, completion
 from hvd_cluster.core import memory
-from hvd_cluster.ops.submission import Finish, Operand
+from hvd_cluster.ops.submission import Finish, Operand, at_address
 from hvd_cluster.torch import gpu
 
 _DTYPES: dict[torch.dtype, DType] = {
@@ -127,19 +127,12 @@ def to_buffer(tensor: torch.Tensor) -> Buffer:
     return Buffer(array if array.ndim == 1 else array.reshape(-1), _DTYPES[tensor.dtype], array.shape, tensor)
 
 
-class _Range:
-    """``nbytes`` from ``address``, in NumPy's words."""
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {"data": (address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
-
-
 def shared_buffer(tensor: torch.Tensor, address: int) -> Buffer:
     """As :func:`to_buffer`, to read only: a tensor that shares its memory, from ``address``, keeps sharing it."""
     dtype = _DTYPES[tensor.dtype]
     if tensor.is_cuda:
         return gpu.buffer(tensor, dtype, address)
-    array = np.asarray(_Range(address, tensor.numel() * tensor.element_size())).view(dtype.storage)
+    array = at_address(address, tensor.numel() * tensor.element_size(), False).view(dtype.storage)
     return Buffer(array, dtype, tuple(tensor.shape), tensor)
 
 

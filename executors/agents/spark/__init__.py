@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from executors.agents.spark.elastic import run_elastic_on_spark
     from executors.agents.spark.job import run_on_spark
     from executors.agents.spark.plan import DEVICES, PARTITION, Feeder, FeedingTask, SparkOptions
-    from executors.agents.spark.session import Session, divided, repeatable
+    from executors.agents.spark.session import Session
 else:
     __getattr__ = facade(
         __name__,
@@ -33,6 +33,6 @@ else:
             "elastic": "run_elastic_on_spark",
             "job": "run_on_spark",
             "plan": "DEVICES Feeder FeedingTask PARTITION SparkOptions",
-            "session": "Session divided repeatable",
+            "session": "Session",
         },
     )

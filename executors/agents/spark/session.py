@@ -1,4 +1,4 @@
-"""The active session, classic or Spark Connect: settings, slots, tags, cancellation, errors, partitions.
+"""The active session, classic or Spark Connect: settings, slots, tags, cancellation, errors.
 
 Spark itself would look for the slots of a barrier stage again and again, for ten minutes, before it fails.
 """
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyspark import SparkContext
-from pyspark.sql import SparkSession, functions
+from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from executors.api import ExecutorError, PlacementError
@@ -259,37 +259,3 @@ class Session:
         context = self.spark.sparkContext._jsc.sc()
         slots: int = context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile())
         return slots
-
-
-def repeatable(frame: Any, size: int) -> Any:
-    """``frame`` with its rows evenly distributed over ``size`` partitions, each in the order of hashes of its rows.
-
-    So a partition that Spark computes again has the same order, whatever blocks of the shuffle arrive first.
-    """
-    return frame.repartition(size).sortWithinPartitions(functions.xxhash64(*frame.columns))
-
-
-def divided(session: Session, frame: Any, size: int, repartition: bool = False) -> Any:
-    """``frame``, for a barrier stage, in ``size`` partitions: as it is, or with its rows evenly distributed.
-
-    With ``repartition`` the rows are always distributed.
-    """
-    as_it_is = not repartition and not session.connect and _fits(frame, size)
-    return frame if as_it_is else frame.repartition(size)
-
-
-def _fits(frame: Any, size: int) -> bool:
-    plan = frame._jdf.queryExecution()
-    # An adaptive plan chooses its partitions when it runs, and asking for its RDD would run it.
-    if "AdaptiveSparkPlan" in plan.executedPlan().toString():
-        return False
-    return _is_straight(plan.toRdd(), size)
-
-
-def _is_straight(rdd: Any, size: int) -> bool:
-    """Whether every RDD in the stage of ``rdd`` has ``size`` partitions, as Spark requires for a barrier stage."""
-    if rdd.getNumPartitions() != size:
-        return False
-    dependencies = [rdd.dependencies().apply(index) for index in range(rdd.dependencies().size())]
-    parents = [each.rdd() for each in dependencies if "ShuffleDependency" not in each.getClass().getName()]
-    return all(_is_straight(parent, size) for parent in parents)

@@ -121,8 +121,14 @@ class WorkerWait(JobShell, TaskListener):
 
     @override
     def end(self, spare: str | None = None) -> None:
-        """The owner of the stage cancels it, and so its tasks."""
-        self._is_over = True
+        """The owner of the stage cancels it, and so its tasks.
+
+        Where all failures are consequences, such as rows that broke off, Spark knows the cause and is about to say it.
+        """
+        if self.driver.has_cause:
+            self._leave()
+        else:
+            self.after(END_NEWS_SECONDS, self._leave)
 
     @override
     def after(self, seconds: float, action: Callable[[], None]) -> None:
@@ -130,6 +136,9 @@ class WorkerWait(JobShell, TaskListener):
         self._loop.after(seconds, partial(self._loop.soon, action))
 
     # In the loop.
+
+    def _leave(self) -> None:
+        self._is_over = True
 
     def _connected(self, identity: TaskIdentity) -> None:
         self._ranks_there.add(identity.rank)
@@ -167,23 +176,28 @@ class WorkerWait(JobShell, TaskListener):
             return
         self._lost[identity.rank] = identity
         if self.driver.has_cause:
-            self.end()
+            self._leave()
         elif len(self._lost) == 1:
             self.after(END_NEWS_SECONDS, self._count_losses)
 
     def _count_losses(self) -> None:
         for identity in self._lost.values():
             self.driver.failed(worker_id(identity.rank), Failure(FailureKind.EXIT, "was lost", error=_death(identity)))
-        self.end()
+        self._leave()
 
     def _finished(self, end: StageFinished) -> None:
-        if end.error is not None and self.missing():
+        if end.error is not None and (self.missing() or self._all_are_consequences()):
             self._stage_failed(end.error)
         else:
             for data in end.value or ():
                 self.delivered(data)
             self._take()
-        self.end()
+        self._leave()
+
+    def _all_are_consequences(self) -> bool:
+        """Whether ranks failed, and each one only because of something else: of Spark, as the stage failed too."""
+        failed = [outcome for outcome in self.outcomes.values() if outcome.failed]
+        return bool(failed) and all(outcome.consequence for outcome in failed)
 
     def _stage_failed(self, error: BaseException) -> None:
         logger.debug("Spark could not run the workers", exc_info=error)
@@ -210,7 +224,7 @@ class WorkerWait(JobShell, TaskListener):
 
     def _fail(self, error: ExecutorError) -> None:
         self._error = error
-        self.end()
+        self._leave()
 
     def _start_timeout(self) -> StartTimeoutError:
         return StartTimeoutError(

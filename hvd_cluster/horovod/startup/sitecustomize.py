@@ -1,7 +1,7 @@
 """Runs at the start of every Python that has this folder on PYTHONPATH; see ``search_path`` of hvd_cluster.horovod.
 
 Many of these processes have nothing to do with hvd-cluster. Therefore this file imports nothing of it before the
-program imports horovod or asks for its version, and it runs the ``sitecustomize`` that it hides.
+program imports horovod or mxnet, or asks for the version of horovod, and it runs the ``sitecustomize`` that it hides.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Installer:
     def find_spec(
         fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname == "mxnet":
+            return _without_old_numpy(path)
         if fullname != "horovod":
             return None
         install()
@@ -40,13 +42,27 @@ class Installer:
         return HorovodFinder().find_distributions(context)
 
 
+def _without_old_numpy(path: Sequence[str] | None) -> ModuleSpec | None:
+    """MXNet, which scripts for Horovod import first, next to a NumPy for which it was not written."""
+    if PathFinder.find_spec("mxnet", path) is None:
+        return None
+    _find_ours()
+    from hvd_cluster.numpy_for_mxnet import MXNetFinder
+
+    return MXNetFinder().find_spec("mxnet", path)
+
+
 def install() -> None:
     """Install the alias."""
-    if importlib.util.find_spec("hvd_cluster") is None:
-        sys.path.append(ROOT)
+    _find_ours()
     from hvd_cluster import horovod
 
     horovod.install()
+
+
+def _find_ours() -> None:
+    if importlib.util.find_spec("hvd_cluster") is None:
+        sys.path.append(ROOT)
 
 
 def run_hidden() -> None:

@@ -44,7 +44,8 @@ def allreduce_slices(
     op, factors = how.op, how[1:]
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM) or factors != (1.0, 1.0):
         raise UnsupportedRequestError(
-            f"an allreduce of IndexedSlices with op {op.name.capitalize()} and the factors {factors} is not available; "
+            f"an allreduce of IndexedSlices with op {op.name.capitalize()} and the factors {factors[0]:g} and "
+            f"{factors[1]:g} is not available; "
             "use Average or Sum without factors, or tf.convert_to_tensor(slices) first"
         )
     require_sparse_op(op, slices.values.dtype is tf.bool)

@@ -56,13 +56,18 @@ def _keep(body: Callable[[int], Any], rank: int, results: dict[int, Any], errors
         errors[rank] = error
 
 
+def preload(*modules: str) -> None:
+    """Let the server of :func:`forking_context` import ``modules``, too; before it has started."""
+    PRELOADED.extend(modules)
+
+
 def forking_context() -> ForkServerContext:
     """Processes are forked from a server that has imported the large libraries, and has no threads.
 
     They have the variables of the server, which are those of the first test that uses it.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*PRELOADED, "tests.freeze"])
     return context
 
 

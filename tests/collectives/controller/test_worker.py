@@ -64,17 +64,6 @@ def test_a_rejected_call_keeps_tensors_from_running_until_all_ranks_know(worker)
     assert not worker.unreported()
 
 
-def test_whether_a_caller_waits_for_an_unreported_tensor(worker):
-    worker.submit(A)
-    assert not worker.is_awaited
-    worker.urge(B.key)
-    assert not worker.is_awaited
-    worker.urge(A.key)
-    assert worker.is_awaited
-    worker.outgoing()
-    assert not worker.is_awaited
-
-
 def test_a_part_of_the_tensors_may_run_alone(worker):
     for request in (A, B, C):
         worker.submit(request, urgent=request is not B)
@@ -91,7 +80,6 @@ def test_nothing_is_left_of_tensors_that_all_ran(worker):
     worker.finish_schedule(Schedule(1, ((RESPONSES[1], RESPONSES[2]),)))
     assert worker.is_idle
     assert not worker.has_news
-    assert not worker.is_awaited
     worker.submit(B)
     assert [*worker.unreported()] == [2]
 

@@ -116,9 +116,9 @@ STAND_IN = f"hvd-cluster {hvd_cluster.__version__}, which stands in for Horovod 
 @pytest.mark.parametrize(
     ("statement", "name"),
     [
-        ("import horovod.mxnet", "horovod.mxnet"),
-        ("from horovod import mxnet", "horovod.mxnet"),
-        ("import horovod.mxnet.mpi_ops", "horovod.mxnet"),
+        ("import horovod.caffe", "horovod.caffe"),
+        ("from horovod import caffe", "horovod.caffe"),
+        ("import horovod.caffe.mpi_ops", "horovod.caffe"),
         ("import horovod.torch.nothing", "horovod.torch.nothing"),
         ("from horovod.runner.js_run import js_run", "horovod.runner.js_run"),
         ("import horovod.common.nothing", "horovod.common.nothing"),
@@ -165,7 +165,7 @@ def test_a_module_that_is_not_imported_yet(alias_undone):
 
 def test_a_question_is_not_an_import(horovod_alias):
     """Only what is imported must be there."""
-    for name in ("horovod.mxnet", "horovod.torch.nothing", "horovod.common.nothing", "hvd_cluster.torch.nothing"):
+    for name in ("horovod.caffe", "horovod.torch.nothing", "horovod.common.nothing", "hvd_cluster.torch.nothing"):
         assert importlib.util.find_spec(name) is None
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'hvd_cluster\.nothing'$"):
         exec("import hvd_cluster.nothing")

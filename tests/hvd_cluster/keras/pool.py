@@ -1,6 +1,11 @@
 """Ranks that have imported Keras on one of its backends."""
 
+import multiprocessing
+
 from tests import pool
+from tests.collectives.backends.members import forking_context, preload
+
+preload("tensorflow")  # which takes 5 s of a processor, and imports Keras on its own backend
 
 
 def _prepare():
@@ -30,4 +35,10 @@ class Pool(pool.Pool):
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "TF_NUM_INTEROP_THREADS": "2",
         }
-        return lambda size, hosts: cls(size, hosts, environment)
+        kind = type(cls.__name__, (cls,), {"context": staticmethod(_context_of(backend))})
+        return lambda size, hosts: kind(size, hosts, environment)
+
+
+def _context_of(backend):
+    """Keras has chosen its backend when it is imported."""
+    return forking_context if backend == "tensorflow" else lambda: multiprocessing.get_context("spawn")

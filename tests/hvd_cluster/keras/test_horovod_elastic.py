@@ -31,5 +31,8 @@ def test_a_loss_in_the_callback_of_a_change(start):
     job.kill(1)
     job.until_training(0, 3, 4)
     assert job.end() == 0, job.log
-    assert_agreement(job, 0, 3, 4)
-    assert "reset 2" not in job.notes(0)
+    results = job.results()
+    newcomers = sorted((3, 4), key=lambda worker: results[f"worker-{worker}"][2])  # either may be ready first
+    assert_agreement(job, 0, *newcomers)
+    resets = [note for note in job.notes(0) if note.startswith("reset")]
+    assert resets[0] == "reset 1"  # that of 2 was lost; later ones depend on whether the newcomers come together

@@ -96,15 +96,12 @@ def test_nodes_come_drain_and_die(cluster, start, caplog, tmp_path):
 
     assert [value[1:] for value in job.end()] == [(0, 0), (1, 0)]
     told = [record.message for record in caplog.records]
-    lines = [re.sub(r" on host \S+|, resumed .*", "", text) for text in told if ", resumed after" in text]
-    assert lines[-4:-1] == [
-        "world 1: 3 ranks, rank 2 joined",
-        "world 3: 2 ranks, rank 2 left",
-        "world 4: 3 ranks, rank 2 joined",
-    ]
+    # The numbers depend on whether the job hears of the second notice before it has acted upon the first one.
+    lines = [re.sub(r"world \d+: | on host \S+|, resumed .*", "", text) for text in told if ", resumed after" in text]
+    assert lines[-4:-1] == ["3 ranks, rank 2 joined", "2 ranks, rank 2 left", "3 ranks, rank 2 joined"]
     [late] = [text for text in told if "came to no commit since the notice" in text]
     assert late.startswith("rank 2 on host ")
-    assert lines[-1].startswith("world 5: 2 ranks, rank 2 lost (its Ray node has died (")
+    assert lines[-1].startswith("2 ranks, rank 2 lost (its Ray node has died (")
 
 
 def test_too_few_workers(start, monkeypatch, caplog):

@@ -432,8 +432,8 @@ class TestFailure:
             executor.run_remote(time.sleep, [HANG_S])
 
     def test_a_node_that_joins_late_and_is_lost(self, cluster, monkeypatch):
-        """The job asks for three hosts while there are two."""
-        monkeypatch.setattr("executors.agents.ray.placement.shortage.JOIN_S", HANG_S)
+        """The job asks for three hosts while there are two, which joined long ago."""
+        monkeypatch.setattr("executors.agents.ray.placement.shortage.JOIN_S", float("inf"))
         executor = executor_of(num_hosts=3, patience=HANG_S)
         with ThreadPoolExecutor(1) as pool:
             starting = pool.submit(executor.start)

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from executors.agents.spark.session import Session, divided
+from executors.agents.spark.session import Session
 from executors.api import ExecutorError, RemoteError
 from executors.job.call import Call
 from hvd_cluster.spark.launch import SparkLaunch
+from hvd_cluster.spark.rows.partitions import divided
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),

@@ -208,6 +208,24 @@ class TestEnd:
         with pytest.raises(KeyError, match="enough"):
             values_after(*CONNECTED, ("failed", outcome(1, PeerLostError("0"))), finished(r0=CAUSE))
 
+    @pytest.mark.parametrize("seconds", [0.0, 0.1])
+    def test_where_all_ranks_have_only_noticed_something_spark_has_the_cause(self, seconds):
+        waits = waiting.WorkerWait(Job(2), OPTIONS)
+        for rank, caller in enumerate(CALLERS):
+            noticed = outcome(rank, PeerLostError("the rows broke off"))
+            waits.connected(caller)
+            waits.failed(noticed)
+            waits.delivered(noticed)
+        waits.after(seconds, lambda: waits.finished(stage_failed("no memory")[1]))
+        with pytest.raises(ExecutorError, match="Spark could not run the workers: no memory"):
+            waits.values(bool)
+
+    def test_what_all_ranks_noticed_is_the_failure_if_spark_says_nothing(self, monkeypatch):
+        monkeypatch.setattr(waiting, "END_NEWS_SECONDS", 0.01)
+        noticed = [("failed", outcome(rank, PeerLostError("the rows broke off"))) for rank in (0, 1)]
+        with pytest.raises(PeerLostError, match="the rows broke off"):
+            values_after(*CONNECTED, *noticed)
+
     def test_the_loss_of_a_rank_is_likelier_than_what_it_noticed_before(self):
         noticed = "failed", outcome(1, PeerLostError("rank 0 is gone"))
         with pytest.raises(WorkerError, match="the task of rank 1"):

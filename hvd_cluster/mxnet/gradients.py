@@ -1,0 +1,91 @@
+"""Gradients on their way: the compressors, and what DistributedOptimizer and DistributedTrainer have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from collectives import Operation, ReduceOp, override
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.buckets import chunks
+from hvd_cluster.gradients.compression import CastCompressor, Compressor, NoneCompressor, compressed, require_compressor
+from hvd_cluster.gradients.options import Options, as_groups, check
+from hvd_cluster.graphs.calls import CallBatch
+from hvd_cluster.mxnet.arrays import Array, combined, is_sparse
+from hvd_cluster.mxnet.nodes import NodeCall, calling
+
+__all__ = ["Compression", "Compressor", "FP16Compressor", "GradientExchange", "NoneCompressor"]
+
+
+class FP16Compressor(CastCompressor):
+    """Sends floating-point arrays as float16: 11 bits of precision, numbers up to 65504."""
+
+    dtype = "float16"
+
+    @staticmethod
+    @override
+    def float_type(tensor: mx.nd.NDArray) -> str | None:
+        dtype = np.dtype(tensor.dtype)
+        return dtype.name if dtype.kind == "f" else None
+
+    @staticmethod
+    @override
+    def cast(tensor: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
+        return tensor.astype(dtype, copy=False)
+
+
+class Compression:
+    """The compressors that come with the package."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+
+
+class GradientExchange:
+    """Averages gradients over the ranks, in place, without a wait: the update waits for them, as for backward.
+
+    Each gradient travels on its own, the first one with the highest priority, or in ``num_groups`` groups. Where no
+    core is left for the engine, all set out together.
+    """
+
+    def __init__(
+        self, compression: Any, predivide_factor: float, num_groups: int, process_set: ProcessSet, prefix: str = ""
+    ) -> None:
+        """InvalidRequestError, a ValueError, for arguments that do not go together; NotInitializedError before init."""
+        require_compressor(compression)
+        as_groups(num_groups or None, 0, object)
+        self._groups = num_groups
+        self._options = Options(compression, ReduceOp.AVERAGE, predivide_factor, None, False, process_set)
+        check(self._options)
+        self._prefix = f"gradient.{prefix}"
+
+    def combine(self, gradients: Sequence[tuple[Any, Array]]) -> None:
+        """Overwrite gradients, each with the index of its parameter, by their averages."""
+        process_set = self._options.process_set
+        if not process_set.included() or process_set.size() == 1:
+            return
+        dense = [pair for pair in gradients if not is_sparse(pair[1])]
+        with CallBatch() as batch:
+            for place, pairs in enumerate(chunks(dense, self._groups or max(1, len(dense)))):
+                self._send(pairs, -place, batch if basics.engine().patient else None)
+        for index, gradient in [pair for pair in gradients if is_sparse(pair[1])]:
+            with calling(Operation.ALLREDUCE, f"{self._prefix}{index}", process_set) as label:
+                combined(gradient, label, process_set, self._options.reduction).copyto(gradient)
+
+    def _send(self, pairs: Sequence[tuple[Any, Array]], priority: int, batch: CallBatch | None) -> None:
+        indices, gradients = [index for index, _ in pairs], [gradient for _, gradient in pairs]
+        is_alone, compression = not self._groups, self._options.compression
+        name = self._prefix + (f"{indices[0]}" if is_alone else f"{indices[0]}:{indices[-1]}")
+        with calling(Operation.ALLREDUCE, name, self._options.process_set, None if is_alone else gradients) as label:
+            small = [compressed(compression, gradient) for gradient in gradients]
+            arrays = [array for array, _ in small]
+            how = self._options.reduction
+            where = self._options.process_set
+            NodeCall(Operation.ALLREDUCE, arrays, label, where, how, is_alone, batch=batch).push(priority)
+            for gradient, (array, context) in zip(gradients, small, strict=True):
+                if array is not gradient:
+                    gradient[:] = compression.decompress(array, context)

@@ -1,0 +1,315 @@
+"""DistributedTrainer, DistributedOptimizer and broadcast_parameters, on real processes."""
+
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+
+from tests.hvd_cluster.mxnet.pool import load
+
+mx, hvd = load()
+
+
+def net_of(kind="dense"):
+    net = mx.gluon.nn.HybridSequential()
+    if kind == "conv":
+        net.add(mx.gluon.nn.Conv2D(4, 3, activation="relu"), mx.gluon.nn.BatchNorm(), mx.gluon.nn.Flatten())
+    net.add(mx.gluon.nn.Dense(8, activation="relu"), mx.gluon.nn.Dense(3))
+    return net
+
+
+def trained_parameters(net):
+    return [each for _, each in sorted(net.collect_params().items()) if each.grad_req != "null"]
+
+
+def digest(arrays):
+    return hashlib.sha256(b"".join(each.asnumpy().tobytes() for each in arrays)).hexdigest()
+
+
+def require_same(arrays):
+    """On all ranks, to the last bit."""
+    assert len(set(hvd.allgather_object(digest(arrays)))) == 1
+
+
+def steps(net, trainer, images, labels, count=4):
+    loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    for _ in range(count):
+        with mx.autograd.record():
+            loss = loss_of(net(images), labels)
+        loss.backward()
+        trainer.step(len(labels))
+
+
+def data(seed, rows=6, shape=(1, 5, 5)):
+    random = np.random.RandomState(seed)
+    images = random.randn(rows, *shape).astype(np.float32)
+    return mx.nd.array(images), mx.nd.array(random.randint(0, 3, rows))
+
+
+def check_training(kind, hybridize, **options):
+    """Ranks that begin differently and have other data are equal after each step."""
+    mx.random.seed(hvd.rank())
+    net = net_of(kind)
+    net.initialize(mx.init.Xavier())
+    if hybridize:
+        net.hybridize(static_alloc=True)
+    images, labels = data(hvd.rank())
+    hvd.broadcast_parameters(net.collect_params(), root_rank=0)  # the shapes are not known yet
+    net(images)
+    require_same([each.data() for each in trained_parameters(net)])
+    optimizer = {"learning_rate": 0.1}
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {**optimizer, "momentum": 0.9}, **options)
+    for _ in range(3):
+        steps(net, trainer, images, labels, 1)
+        require_same([each.data() for each in trained_parameters(net)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "hybridize", "options"),
+    [
+        ("conv", True, {}),
+        ("conv", False, {"num_groups": 2}),
+        ("dense", True, {"num_groups": 1, "prefix": "p."}),
+        ("dense", False, {"gradient_predivide_factor": 2.0}),
+        ("conv", True, {"compression": hvd.Compression.fp16, "num_groups": 3}),
+    ],
+)
+def test_training(ranks, kind, hybridize, options):
+    ranks.run(lambda: check_training(kind, hybridize, **options))
+
+
+def check_against_one_process():
+    """The mean over the ranks of a batch in parts is the gradient of the whole batch."""
+    size, rank = hvd.size(), hvd.rank()
+    images, labels = data(7, 4 * size)
+    alone, together = net_of(), net_of()
+    for net in (alone, together):
+        net.initialize(mx.init.Xavier())
+        net(images)
+    hvd.broadcast_parameters(together.collect_params())
+    for one, other in zip(trained_parameters(alone), trained_parameters(together), strict=True):
+        one.set_data(other.data())
+    rate = {"learning_rate": 0.2}
+    steps(alone, mx.gluon.Trainer(alone.collect_params(), "sgd", rate, kvstore=None), images, labels)
+    own = slice(rank * 4, rank * 4 + 4)
+    trainer = hvd.DistributedTrainer(together.collect_params(), "sgd", rate)
+    assert trainer.learning_rate == 0.2
+    steps(together, trainer, images[own], labels[own])
+    for one, other in zip(trained_parameters(alone), trained_parameters(together), strict=True):
+        assert np.allclose(one.data().asnumpy(), other.data().asnumpy(), atol=1e-5)
+
+
+def test_the_same_as_one_process_with_all_data(ranks):
+    ranks.run(check_against_one_process)
+
+
+def check_gradients_between():
+    """Between allreduce_grads and update the gradients are averages."""
+    parameter = mx.gluon.Parameter("w", shape=(2,))
+    parameter.initialize(mx.init.Zero())
+    frozen = mx.gluon.Parameter("frozen", shape=(2,), grad_req="null")
+    frozen.initialize(mx.init.One())
+    trainer = hvd.DistributedTrainer([parameter, frozen], "sgd", {"learning_rate": 1.0})
+    with mx.autograd.record():
+        loss = (parameter.data() * (hvd.rank() + 1)).sum()
+    loss.backward()
+    trainer.allreduce_grads()
+    assert (parameter.grad().asnumpy() == 1.5).all()
+    trainer.update(1)
+    assert (parameter.data().asnumpy() == -1.5).all()
+    assert (frozen.data().asnumpy() == 1).all()
+
+
+def check_sparse_gradients():
+    embedding = mx.gluon.nn.Embedding(10, 3, sparse_grad=True)
+    embedding.initialize(mx.init.One())
+    trainer = hvd.DistributedTrainer(embedding.collect_params(), "sgd", {"learning_rate": 1.0})
+    with mx.autograd.record():
+        loss = embedding(mx.nd.array([0, 0, hvd.rank() + 1])).sum()
+    loss.backward()
+    trainer.step(1)
+    rows = embedding.weight.data().asnumpy()[:, 0]
+    assert rows.tolist() == [-1, 0.5, 0.5, *[1] * 7]
+    assert embedding.weight.grad().stype == "row_sparse"
+
+
+def check_two_trainers():
+    """In another order of calls on each rank, which prefixes tell apart."""
+    parameters = [mx.gluon.Parameter(name, shape=(2,)) for name in "ab"]
+    trainers = {}
+    for number, parameter in enumerate(parameters):
+        parameter.initialize(mx.init.Zero())
+        trainers[number] = hvd.DistributedTrainer([parameter], "sgd", {"learning_rate": 1.0}, prefix=f"{number}.")
+    with mx.autograd.record():
+        loss = (parameters[0].data() + parameters[1].data() * 10 * hvd.rank()).sum()
+    loss.backward()
+    for number in [0, 1] if hvd.rank() else [1, 0]:
+        trainers[number].step(1)
+    assert [each.data().asnumpy().tolist() for each in parameters] == [[-1, -1], [-5, -5]]
+
+
+def check_mixed_precision():
+    parameter = mx.gluon.Parameter("w", shape=(2,), dtype="float16")
+    parameter.initialize(mx.init.One())
+    options = {"learning_rate": 0.5, "multi_precision": True}
+    trainer = hvd.DistributedTrainer([parameter], mx.optimizer.create("sgd", **options))
+    with mx.autograd.record():
+        loss = (parameter.data() * (hvd.rank() + 1)).sum()
+    loss.backward()
+    trainer.step(1)
+    assert parameter.data().asnumpy().tolist() == [0.25, 0.25]
+
+
+def batches(seed):
+    images, labels = data(seed, 24)
+    return mx.io.NDArrayIter(images, labels, 6)
+
+
+def check_module():
+    """``fit`` with a wrapped optimizer, which learns the names of the parameters, and saves its state."""
+    scores = mx.sym.FullyConnected(mx.sym.flatten(mx.sym.var("data")), num_hidden=3, name="fc")
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(scores, name="softmax"))
+    training = batches(hvd.rank())
+    module.bind(training.provide_data, training.provide_label)
+    module.init_params(mx.init.Xavier())
+    arg_params, aux_params = module.get_params()
+    hvd.broadcast_parameters(arg_params)
+    hvd.broadcast_parameters(aux_params)
+    module.set_params(arg_params, aux_params)
+    sgd = mx.optimizer.create("sgd", learning_rate=0.1, momentum=0.9, rescale_grad=1 / 6)
+    optimizer = hvd.DistributedOptimizer(sgd)
+    module.fit(training, optimizer=optimizer, kvstore=None, num_epoch=3)
+    require_same([each for _, each in sorted(module.get_params()[0].items())])
+    assert sgd.idx2name == {0: "fc_weight", 1: "fc_bias"}
+    assert sgd.num_update == 12
+    optimizer.set_learning_rate(0.5)
+    optimizer.set_lr_mult({"fc_bias": 2.0})
+    assert (sgd.lr, optimizer.learning_rate, sgd.lr_mult["fc_bias"]) == (0.5, 0.5, 2.0)
+    optimizer.rescale_grad = 0.25
+    assert sgd.rescale_grad == 0.25
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert isinstance(again, hvd.DistributedOptimizer)
+    assert again.lr == 0.5
+
+
+def check_default_kvstore():
+    """``fit`` with the kvstore that it has by default."""
+    scores = mx.sym.FullyConnected(mx.sym.flatten(mx.sym.var("data")), num_hidden=3, name="fc")
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(scores, name="softmax"))
+    optimizer = hvd.DistributedOptimizer(mx.optimizer.create("adam", learning_rate=0.1), num_groups=1)
+    module.fit(batches(hvd.rank()), optimizer=optimizer, num_epoch=1, initializer=mx.init.One())
+    require_same([each for _, each in sorted(module.get_params()[0].items())])
+
+
+def check_optimizer_lists():
+    """Aggregated updates give lists."""
+    sgd = hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=1.0), 2.0, num_groups=1)
+    weights, gradients = [mx.nd.zeros((2,)) for _ in range(3)], [mx.nd.full((2,), hvd.rank() * n) for n in range(3)]
+    states = [sgd.create_state(n, weight) for n, weight in enumerate(weights)]
+    sgd.update([0, 1, 2], weights, gradients, states)
+    assert [each.asnumpy()[0] for each in weights] == [0, -0.5, -1]
+
+
+def check_process_set_of_optimizer():
+    """A rank outside of the set updates by its own gradients."""
+    members = hvd.add_process_set([0, 1])
+    sgd = hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=1.0), process_set=members)
+    parameter = mx.gluon.Parameter("w", shape=(2,))
+    parameter.initialize(mx.init.Zero())
+    trainer = hvd.DistributedTrainer([parameter], "sgd", {"learning_rate": 1.0}, process_set=members, prefix="t")
+    with mx.autograd.record():
+        loss = (parameter.data() * hvd.rank()).sum()
+    loss.backward()
+    trainer.step(1)
+    weight = mx.nd.zeros((2,))
+    sgd.update(0, weight, mx.nd.full((2,), hvd.rank()), None)
+    expected = -2 if hvd.rank() == 2 else -0.5
+    assert (weight.asnumpy() == expected).all()
+    assert (parameter.data().asnumpy() == expected).all()
+    hvd.remove_process_set(members)
+
+
+def check_broadcast_parameters():
+    rank = hvd.rank()
+    arrays = {
+        "b": mx.nd.full((2, 2), rank),
+        "a": mx.nd.full((1, 2, 3, 3), rank),
+        "c": mx.nd.full((3,), rank, dtype="int64"),
+    }
+    hvd.broadcast_parameters(arrays, root_rank=1, prefix="x.")
+    assert all((each.asnumpy() == 1).all() for each in arrays.values())
+    hvd.broadcast_parameters({})
+    with pytest.raises(hvd.HorovodInternalError, match=r"differ: .*'w'"):
+        hvd.broadcast_parameters({"w": mx.nd.ones((2 + rank,))})
+    names = {f"dense{rank}_weight": mx.nd.full((2,), rank)}  # as Gluon counts layers
+    hvd.broadcast_parameters(names)
+    assert all((each.asnumpy() == 0).all() for each in names.values())
+
+
+def check_weights_of_inference():
+    """oneDNN moves the weights of a convolution into a layout of its own when no gradient is wanted."""
+    net = mx.gluon.nn.Conv2D(16, 3, in_channels=8)
+    net.initialize(mx.init.Constant(hvd.rank()))
+    net.hybridize()
+    net(mx.nd.ones((2, 8, 16, 16))).wait_to_read()
+    hvd.broadcast_parameters(net.collect_params(), root_rank=1)
+    assert (net.weight.data().asnumpy() == 1).all()
+
+
+BAD_CALLS = {
+    "has no argument kvstore.*not through a KVStore": lambda net: hvd.DistributedTrainer(net, "sgd", kvstore="device"),
+    "no argument update_on_kvstore": lambda net: hvd.DistributedTrainer(net, "sgd", update_on_kvstore=True),
+    "optimizer is a Trainer; give an Optimizer or its name": lambda net: hvd.DistributedTrainer(
+        net, mx.gluon.Trainer(net, "sgd")
+    ),
+    "params is a HybridSequential; give net.collect_params": lambda net: hvd.DistributedTrainer(net_of(), "sgd"),
+    "gradient_predivide_factor=0.0 must be": lambda net: hvd.DistributedTrainer(
+        net, "sgd", gradient_predivide_factor=0
+    ),
+    "compression='fp16' has no compress": lambda net: hvd.DistributedTrainer(net, "sgd", compression="fp16"),
+    "groups=-1 must be a positive integer": lambda net: hvd.DistributedTrainer(net, "sgd", num_groups=-1),
+    "is not a ProcessSet": lambda net: hvd.DistributedTrainer(net, "sgd", process_set=[0]),
+    "optimizer is a str; give an Optimizer": lambda net: hvd.DistributedOptimizer("sgd"),
+    "for a gluon.Trainer use DistributedTrainer": lambda net: hvd.DistributedOptimizer(mx.gluon.Trainer(net, "sgd")),
+    r"params\['a'\] is a list; give net.collect_params": lambda net: hvd.broadcast_parameters({"a": [1]}),
+    "params is a list; give": lambda net: hvd.broadcast_parameters([mx.nd.ones((2,))]),
+    "has not been initialized": lambda net: hvd.DistributedTrainer(net, "sgd"),
+}
+
+
+def check_bad_calls():
+    for text, call in BAD_CALLS.items():
+        parameter = mx.gluon.Parameter("w", shape=(2,))
+        if "initialized" not in text:
+            parameter.initialize()
+        with pytest.raises((ValueError, TypeError, RuntimeError), match=text):
+            call([parameter])
+    sgd = hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=0.5))
+    parameter.initialize()
+    with pytest.warns(UserWarning, match="give the plain optimizer"):
+        trainer = hvd.DistributedTrainer([parameter], sgd)
+    assert trainer.optimizer is sgd._optimizer
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_gradients_between,
+        check_sparse_gradients,
+        check_two_trainers,
+        check_mixed_precision,
+        check_module,
+        check_default_kvstore,
+        check_optimizer_lists,
+        check_broadcast_parameters,
+        check_weights_of_inference,
+        check_bad_calls,
+    ],
+)
+def test_two_ranks(two, check):
+    two.run(check)
+
+
+def test_a_process_set(pools):
+    pools(3).run(check_process_set_of_optimizer)
