@@ -6,9 +6,8 @@ vectorised conversions. All implementations give the same bits, except those of 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,26 +57,27 @@ class Conversion:
     floats: Callable[[Float32], Sequence[Any]] = _pieces
     add: Callable[[Any, Any, Any], None] | None = None
     mean: Callable[[Any, Any, Any], bool] | None = None
+    spare: list[tuple[Temporary, Temporary]] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def temporaries(self, count: int) -> tuple[Temporary, Temporary]:
-        """Two arrays of ``count`` elements (1 to CHUNK) and their pieces, for the calling thread only.
+    def temporaries(self) -> tuple[Temporary, Temporary]:
+        """Two arrays of CHUNK elements and their pieces, which nobody else has until the caller adds them to ``spare``.
 
-        A thread keeps its memory, because fresh memory costs a page fault for each 4 KB.
+        They are kept there, because fresh memory costs a page fault for each 4 KB. The thread does not keep them: where
+        a thread of a framework calls Python, all that Python has kept for it ends with the call, and the end of a
+        tensor of torch at that moment corrupts memory.
         """
-        if _kept.__dict__.get("floats") is not self.floats:
-            arrays = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-            _kept.floats, _kept.pair = self.floats, [(array, self.floats(array)[0]) for array in arrays]
-        first, second = _kept.pair
+        try:
+            return self.spare.pop()
+        except IndexError:
+            first, second = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+            return (first, self.floats(first)[0]), (second, self.floats(second)[0])
+
+    def starts(self, temporaries: tuple[Temporary, Temporary], count: int) -> tuple[Temporary, Temporary]:
+        """The first ``count`` elements, 1 to CHUNK, of both."""
         if count == CHUNK:
-            return first, second
-        return self._start(first, count), self._start(second, count)
-
-    def _start(self, temporary: Temporary, count: int) -> Temporary:
-        array = temporary[0][:count]
-        return array, self.floats(array)[0]
-
-
-_kept = threading.local()
+            return temporaries
+        first, second = temporaries[0][0][:count], temporaries[1][0][:count]
+        return (first, self.floats(first)[0]), (second, self.floats(second)[0])
 
 
 def conversion(label: str) -> Conversion | None:

@@ -189,21 +189,24 @@ def _combine_halves(
             halves.add(first, second, target)
         return
     mean = halves.mean if combine is np.add and len(inputs) == 2 and (prescale, postscale) == (1.0, 0.5) else None
-    left = out.size
-    for target, first, *others in zip(*map(halves.halves, (out, *inputs)), strict=True):
-        if mean is not None and mean(first, others[0], target):
+    left, temporaries = out.size, None
+    try:
+        for target, first, *others in zip(*map(halves.halves, (out, *inputs)), strict=True):
+            if mean is None or not mean(first, others[0], target):
+                temporaries = temporaries or halves.temporaries()
+                (total, total_piece), (term, term_piece) = halves.starts(temporaries, min(left, CHUNK))
+                halves.widen(first, total_piece)
+                _scale_native(total, total, prescale)
+                for other in others:
+                    halves.widen(other, term_piece)
+                    _scale_native(term, term, prescale)
+                    combine(total, term, out=total)
+                _scale_native(total, total, postscale)
+                halves.narrow(total_piece, target)
             left -= CHUNK
-            continue
-        (total, total_piece), (term, term_piece) = halves.temporaries(min(left, CHUNK))
-        halves.widen(first, total_piece)
-        _scale_native(total, total, prescale)
-        for other in others:
-            halves.widen(other, term_piece)
-            _scale_native(term, term, prescale)
-            combine(total, term, out=total)
-        _scale_native(total, total, postscale)
-        halves.narrow(total_piece, target)
-        left -= CHUNK
+    finally:
+        if temporaries is not None:
+            halves.spare.append(temporaries)
 
 
 def _chunks(out: Array, inputs: Sequence[Array]) -> Iterator[tuple[Array, Sequence[Array]]]:

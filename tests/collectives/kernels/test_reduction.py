@@ -20,7 +20,6 @@ from collectives.kernels import conversion
 from collectives.kernels.conversion import CHUNK
 from collectives.kernels.reduction import narrow, scale_array, widen
 from hvd_cluster.torch import kernels
-from tests.collectives.backends.members import in_threads
 from tests.collectives.kernels.reductions import reduce_arrays
 
 OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
@@ -357,7 +356,7 @@ def test_torch_converts_after_an_inference_mode_in_which_it_began(dtype, monkeyp
     monkeypatch.setattr(conversion, "_in_use", dict(conversion.NUMPY))
     kernels.register()
     ones = torch_narrow(np.ones(2 * CHUNK + 5, np.float32), dtype)
-    in_threads(1, lambda _: _sum_in_and_after_inference_mode(ones, dtype))  # a thread keeps its temporaries
+    _sum_in_and_after_inference_mode(ones, dtype)  # the temporaries of the first sum serve the second one
 
 
 def _sum_in_and_after_inference_mode(ones, dtype):
@@ -373,6 +372,32 @@ def test_torch_converts_in_the_calling_thread():
     command = [sys.executable, "-c", COUNT_THREADS]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "0"
+
+
+IN_FOREIGN_THREADS = """
+import ctypes, numpy, torch
+from collectives.api import DType, ReduceOp
+from collectives.kernels.reduction import reduction
+from hvd_cluster.torch import kernels
+kernels.register()
+halves = numpy.zeros(1 << 10, numpy.uint16)
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+def combine(_):
+    reduction(DType.BFLOAT16, ReduceOp.SUM).combine_silently(halves, [halves] * 3)
+threads = ctypes.CDLL(None)
+for _ in range(20):
+    thread = ctypes.c_size_t()
+    assert threads.pthread_create(ctypes.byref(thread), None, combine, None) == 0
+    assert threads.pthread_join(thread, None) == 0
+print("combined")
+"""
+
+
+def test_torch_converts_in_threads_that_python_does_not_know():
+    """XLA calls Python from such threads. What Python keeps for one ends with the call, on which torch crashed."""
+    command = [sys.executable, "-X", "faulthandler", "-c", IN_FOREIGN_THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "combined\n"), done.stderr
 
 
 def test_a_bool_is_not_scaled():
