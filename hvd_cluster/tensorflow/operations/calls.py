@@ -19,6 +19,7 @@ from tensorflow.python.ops.parallel_for.pfor import RegisterPFor
 
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.lists import ListCombiner
 from hvd_cluster.ops.arguments import Reduction, as_group
 from hvd_cluster.tensorflow.errors import TEXT, engine_error
 from hvd_cluster.tensorflow.kernels.entry import calling
@@ -211,3 +212,7 @@ def _structured(structure: Sequence[int | None], outputs: Sequence[Any]) -> Any:
     remaining = iter(outputs)
     values = [next(remaining) if size is None else [next(remaining) for _ in range(size)] for size in structure]
     return values[0] if len(values) == 1 else values
+
+
+for _function in (call, combine, combine_group, combine_together, ListCombiner.combine):
+    setattr(_function, "autograph_info__", {})  # noqa: B010 - AutoGraph shall call it, and not take seconds to convert it
