@@ -66,6 +66,10 @@ def let_end(engine: Engine, works: Sequence[Work]) -> None:
     Those that have not begun on all ranks are given up.
     """
     engine.abandon([work for work in works if not work.done])
+    _wait(engine, works)
+
+
+def _wait(engine: Engine, works: Sequence[Work]) -> None:
     for work in works:
         with suppress(HorovodInternalError):
             engine.synchronize(work)
@@ -80,7 +84,6 @@ class Pending:
     results: Sequence[Buffer]
     name: str
     size: int
-    thread: int
 
     def require_shapes(self) -> None:
         """InvalidRequestError unless all ranks gave the same number of rows."""
@@ -93,8 +96,18 @@ class Pending:
                 )
 
 
+PROGRAM_BITS = 40
+"""A ticket has the number of its program above the lowest 40 bits."""
+_programs = count(1)
+
+
+def next_program() -> int:
+    """The first ticket of a new program, of no call."""
+    return next(_programs) << PROGRAM_BITS
+
+
 class PendingRuns:
-    """For any thread. A program runs on one thread, so what is in flight on a thread belongs to one run of it."""
+    """For any thread. The calls of a program come one after the other; several programs may run at the same time."""
 
     def __init__(self) -> None:
         self._pending: dict[int, Pending] = {}
@@ -104,10 +117,7 @@ class PendingRuns:
         self._names: set[str] = set()
 
     def reserve(self, name: str) -> str:
-        """``name``, with a number if that is in flight: a function may be called at several places of a program.
-
-        Ranks that run the same program number them alike.
-        """
+        """``name``, with a number if that is in flight: a function may be called at several places of a program."""
         with self._lock:
             found = next(each for each in _numbered(name) if each not in self._names)
             self._names.add(found)
@@ -118,9 +128,9 @@ class PendingRuns:
         with self._lock:
             self._names.discard(name)
 
-    def begin(self, run: Pending) -> int:
-        """The ticket for :meth:`end`."""
-        ticket = next(self._numbers)
+    def begin(self, run: Pending, before: int) -> int:
+        """The ticket for :meth:`end`; ``before`` is an earlier one of the program."""
+        ticket = _first_of(before) | next(self._numbers)
         self._pending[ticket] = run
         return ticket
 
@@ -148,16 +158,26 @@ class PendingRuns:
             raise EngineError(f"XLA waits for the operation {ticket}, which was not started")
         return run
 
-    def give_up(self) -> None:
-        """A call on this thread has failed, so the program ends: nothing may write its memory any more."""
-        me = threading.get_ident()
-        for ticket, run in list(self._pending.items()):
-            if run.thread == me:
-                del self._pending[ticket]
-                try:
-                    let_end(run.engine, run.works)
-                finally:
-                    self.release(run.name)
+    def give_up(self, ticket: int) -> None:
+        """The program of ``ticket`` ends, as a call of it has failed: nothing may write its memory any more.
+
+        A function that was traced in another program counts as that one. So what others have in flight is waited for,
+        and not given up.
+        """
+        own = [each for each in list(self._pending) if _first_of(each) == _first_of(ticket)]
+        runs = [run for each in own if (run := self._pending.pop(each, None)) is not None]
+        try:
+            for run in runs:
+                let_end(run.engine, run.works)
+            for run in list(self._pending.values()):
+                _wait(run.engine, run.works)
+        finally:
+            for run in runs:
+                self.release(run.name)
+
+
+def _first_of(ticket: int) -> int:
+    return ticket >> PROGRAM_BITS << PROGRAM_BITS
 
 
 def _numbered(name: str) -> Iterator[str]:

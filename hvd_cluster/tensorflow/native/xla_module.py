@@ -6,7 +6,7 @@ the function does not get; so it gets it a second time where it needs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 TICKET = "tensor<i64>"
@@ -108,23 +108,26 @@ class _Body:
 
 
 def start(number: int, tensors: Sequence[TensorType], rows: RowRule, in_place: bool) -> str:
-    """A call that gets ``tensors`` and the shapes of those that have unknown dimensions.
+    """A call that gets ``tensors``, the shapes of those with unknown dimensions, and the ticket of an earlier call.
 
     It returns a ticket, and memory for the results: that of the tensors themselves if ``in_place``.
     """
     results = [each.with_rows(rows) for each in tensors]
     body = _Body()
-    names = [f"%a{index}" for index in range(len(tensors))]
-    shapes = [body.shape(name, each) for name, each in zip(names, tensors, strict=True) if not each.is_static]
+    inputs = [*map(str, tensors), TICKET]
+    names = [f"%a{index}" for index in range(len(inputs))]
+    pairs = list(zip(tensors, names, strict=False))
+    shapes = [body.shape(name, each) for each, name in pairs if not each.is_static]
     vectors = [f"tensor<{len(each.shape)}xi32>" for each in tensors if not each.is_static]
-    sizes = _result_shapes(body, [(None, SAME, "")], [(each, rows, name) for each, name in _pairs(tensors, names)])
+    sizes = _result_shapes(body, [(each, rows, name) for each, name in pairs])
     aliases = {index + 1: index for index in range(len(tensors))} if in_place else {}
-    operands = [*zip(names, map(str, tensors), strict=True), *zip(shapes, vectors, strict=True)]
-    return _module(body, number, list(map(str, tensors)), operands, [TICKET, *map(str, results)], aliases, sizes)
+    own = list(zip(names, inputs, strict=True))
+    operands = [*own[:-1], *zip(shapes, vectors, strict=True), own[-1]]
+    return _module(body, number, inputs, operands, [TICKET, *map(str, results)], aliases, sizes)
 
 
 def done(number: int, tickets: int, results: Sequence[TensorType], sources: Sequence[TensorType]) -> str:
-    """A call that gets ``tickets``, and returns ``results``, whose memory it gets, when the operations are over.
+    """A call that gets ``tickets`` and ``results`` and returns a ticket, and these when the operations are over.
 
     ``sources`` are tensors whose memory the operations read until then.
     """
@@ -132,9 +135,10 @@ def done(number: int, tickets: int, results: Sequence[TensorType], sources: Sequ
     inputs = [*[TICKET] * tickets, *map(str, results), *map(str, sources)]
     names = [f"%a{index}" for index in range(len(inputs))]
     own = names[tickets : tickets + len(results)]
-    sizes = _result_shapes(body, [], [(each, SAME, name) for each, name in _pairs(results, own)])
-    aliases = {index: tickets + index for index in range(len(results))}
-    return _module(body, number, inputs, list(zip(names, inputs, strict=True)), list(map(str, results)), aliases, sizes)
+    sizes = _result_shapes(body, [(each, SAME, name) for each, name in zip(results, own, strict=True)])
+    aliases = {index + 1: tickets + index for index in range(len(results))}
+    made = [TICKET, *map(str, results)]
+    return _module(body, number, inputs, list(zip(names, inputs, strict=True)), made, aliases, sizes)
 
 
 def question(number: int) -> str:
@@ -142,17 +146,11 @@ def question(number: int) -> str:
     return _module(_Body(), number, [], [], ["tensor<i32>"], {}, [])
 
 
-def _pairs(types: Sequence[TensorType], names: Sequence[str]) -> Iterator[tuple[TensorType, str]]:
-    return zip(types, names, strict=True)
-
-
-def _result_shapes(
-    body: _Body, scalars: Sequence[object], results: Sequence[tuple[TensorType, RowRule, str]]
-) -> list[tuple[str, str]]:
-    """The shapes of all results with their types, if one has unknown dimensions; ``scalars`` come first."""
+def _result_shapes(body: _Body, results: Sequence[tuple[TensorType, RowRule, str]]) -> list[tuple[str, str]]:
+    """The shapes of a ticket and of all results with their types, if one has unknown dimensions."""
     if all(each.is_static for each, _, _ in results):
         return []
-    found = [(body.known_shape(()), "tensor<0xi32>") for _ in scalars]
+    found = [(body.known_shape(()), "tensor<0xi32>")]
     for type, rows, name in results:
         made = type.with_rows(rows)
         known = [size for size in made.shape if size is not None]

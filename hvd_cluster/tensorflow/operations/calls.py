@@ -108,10 +108,7 @@ def combine_group(
 def combine_together(
     groups: Sequence[tuple[str, Sequence[Any], dict[str, Any]]], how: Reduction, process_set: ProcessSet
 ) -> list[list[tf.Tensor]]:
-    """As :func:`combine_group` of each op with its tensors and its naming, by a roster, in a compiled function.
-
-    UnsupportedRequestError for tensors of 16 bits: compiled steps of Keras with those have ended processes.
-    """
+    """As :func:`combine_group` of each op with its tensors and its naming, by a roster, in a compiled function."""
     from hvd_cluster.tensorflow.xla import nodes
 
     shared = {**reduction_attributes(how), **set_attribute(process_set)}
@@ -119,8 +116,6 @@ def combine_together(
     for op, tensors, naming in groups:
         attributes = {**_attributes_of_roster(naming["roster"], naming["tag"]), **shared}
         given = {"tensors": as_group(tensors, tf.Tensor, as_tensor)}
-        if any(tensor.dtype.size == 2 for tensor in given["tensors"]):
-            nodes.refuse(op, "gradients of 16 bits, such as those of a compression, are not available there")
         parts.append(nodes.part_of(op, given, attributes, naming["name"], chosen(naming["name"], False, True)))
     results: list[list[tf.Tensor]] = nodes.together(parts)
     return results

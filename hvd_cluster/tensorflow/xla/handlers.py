@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes as c
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -78,8 +77,13 @@ class StartCall:
         except BaseException:
             runs.release(name)
             raise
-        run = Pending(engine, works, results, name, self.size, threading.get_ident())
-        c.cast(outputs[0], _INT64)[0] = runs.begin(run)
+        run = Pending(engine, works, results, name, self.size)
+        c.cast(outputs[0], _INT64)[0] = runs.begin(run, self.ticket(inputs))
+
+    def ticket(self, inputs: Addresses) -> int:
+        """That of the last call of the program, the operand behind the tensors and the shapes that are not known."""
+        shapes = sum(None in shape for shape in self.shapes)
+        return int(c.cast(inputs[len(self.shapes) + shapes], _INT64)[0])
 
     def _known_shapes(self, inputs: Addresses) -> list[tuple[int, ...]]:
         vectors = iter(range(len(self.shapes), 2 * len(self.shapes)))
@@ -141,8 +145,13 @@ class WaitCall:
     def run(self, out: int, inputs: Addresses) -> None:
         """Return when the program may read all results."""
         tickets = [c.cast(inputs[index], _INT64)[0] for index in range(self.tickets)]
-        addresses = [out] if self.results == 1 else c.cast(out, _POINTERS)[: self.results]
-        runs.end(tickets, addresses)
+        outputs = c.cast(out, _POINTERS)
+        runs.end(tickets, outputs[1 : self.results + 1])
+        c.cast(outputs[0], _INT64)[0] = tickets[-1]
+
+    def ticket(self, inputs: Addresses) -> int:
+        """One of those for which it waits."""
+        return int(c.cast(inputs[0], _INT64)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +179,11 @@ def _name_in(engine: Engine, roster: int, name: str) -> str:
 
 
 def handle(out: int, inputs: Addresses, number: int) -> None:
-    """Do the call with the ``number``. If it fails, nothing of the run of the program is left in flight."""
+    """Do the call with the ``number``. If it fails, nothing of its program is left in flight."""
+    call = calls[number]
     try:
-        calls[number].run(out, inputs)
+        call.run(out, inputs)
     except BaseException:
-        runs.give_up()
+        if not isinstance(call, NumberCall):
+            runs.give_up(call.ticket(inputs))
         raise

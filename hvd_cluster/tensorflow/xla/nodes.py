@@ -7,15 +7,20 @@ compute in between.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_call_module
 from tensorflow.python.framework import ops
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.while_v2 import _WhileBodyGradFuncGraph
 
 from collectives import Operation, ReduceOp, UnsupportedRequestError
 from hvd_cluster.core import basics
+from hvd_cluster.graphs.compiled import next_program
 from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction, as_factor
 from hvd_cluster.tensorflow.errors import as_status
 from hvd_cluster.tensorflow.naming import Naming, attributes_of_name, name_of_node
@@ -26,6 +31,9 @@ from hvd_cluster.tensorflow.tensors import DTYPES
 from hvd_cluster.tensorflow.xla.handlers import NUMBERS, POSITION, NumberCall, StartCall, WaitCall, calls, handle
 from hvd_cluster.tensorflow.xla.scope import CompiledNode, backward
 
+SCALAR = tf.TensorShape([])
+ORDER = "_horovod_order"
+"""The attribute of a graph for its :class:`_Order`."""
 VERSION = 9
 """Of the modules; the oldest that has all that is in them."""
 _OPERATIONS = {
@@ -140,8 +148,50 @@ def number(op: str, process_set_id: int) -> tf.Tensor:
     if reason is not None:
         refuse(op, reason)
     text = xla_module.question(calls.number_of(NumberCall(op, process_set_id)))
-    [result] = _call(text, [], [tf.int32], [tf.TensorShape([])])
+    [result] = _call(text, [], [tf.int32], [SCALAR])
     return result
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Gives the calls of a program one order: each reads the ticket of the last one, and writes its own.
+
+    XLA knows the flow of data only, and runs what does not depend on one another on several threads. In another order
+    on each rank, calls would wait for one another, and two with one name would be mistaken. TensorFlow keeps the order
+    of what uses a variable, also through loops, conditions and functions. Only gradients of a loop cannot use one that
+    the loop has not: there, calls have the order of the flow of data.
+    """
+
+    program: int
+    last: Any
+    is_known: bool = True
+
+    @classmethod
+    def here(cls) -> _Order:
+        """That of the program which the graph will be a part of."""
+        graphs = [ops.get_default_graph()]
+        while isinstance(graph := getattr(graphs[-1], "outer_graph", None), FuncGraph):
+            graphs.append(graph)
+        order = getattr(graphs[-1], ORDER, None) or cls._new()
+        for each in graphs:
+            setattr(each, ORDER, order)  # a function may outlive the one in which it was traced
+        return replace(order, is_known=not any(isinstance(each, _WhileBodyGradFuncGraph) for each in graphs))
+
+    @classmethod
+    def _new(cls) -> _Order:
+        program = next_program()
+        with tf.init_scope(), tf.device("/CPU:0"):
+            # A tf.Variable would be one of the function that is being traced, which may make them once only.
+            return cls(program, ResourceVariable(program, trainable=False, dtype=tf.int64, name="horovod_order"))
+
+    def read(self) -> tf.Tensor:
+        """A ticket of the program, the last one if possible."""
+        return self.last.read_value() if self.is_known else tf.constant(self.program, tf.int64)
+
+    def write(self, ticket: tf.Tensor) -> None:
+        """The next call comes after that of ``ticket``."""
+        if self.is_known:
+            self.last.assign(ticket)
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -151,19 +201,22 @@ def together(parts: Sequence[CompiledOperation]) -> list[list[tf.Tensor]]:
         return []
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def run(*tensors: tf.Tensor) -> Any:
-        results = _made(parts, tensors)
+    def run(ticket: tf.Tensor, *tensors: tf.Tensor) -> Any:
+        last, *results = _made(parts, ticket, tensors)
 
-        def gradients(*given: tf.Tensor) -> list[Any]:
+        def gradients(_: tf.Tensor, *given: tf.Tensor) -> list[Any]:
             with backward():
                 both = zip(
                     parts, _divided(tensors, parts), _divided(results, parts), _divided(given, parts), strict=True
                 )
-                return [each for part, *values in both for each in _gradients(part, *values)]
+                return [None, *[each for part, *values in both for each in _gradients(part, *values)]]
 
-        return results, gradients
+        return [last, *results], gradients
 
-    return _divided(run(*[tensor for part in parts for tensor in part.tensors]), parts)
+    order = _Order.here()
+    last, *results = run(order.read(), *[tensor for part in parts for tensor in part.tensors])
+    order.write(last)
+    return _divided(results, parts)
 
 
 def _divided(values: Sequence[Any], parts: Sequence[CompiledOperation]) -> list[list[Any]]:
@@ -184,26 +237,35 @@ def _gradients(
     return gradients[: len(tensors)]
 
 
-def _made(parts: Sequence[CompiledOperation], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    tickets, pending, sources = [], [], []
-    for part, own in zip(parts, _divided(tensors, parts), strict=True):
-        ticket, *results = _started(part, own)
-        tickets.append(ticket)
-        pending += results
-        sources += [] if part.operation in _IN_PLACE else own
+def _made(parts: Sequence[CompiledOperation], ticket: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """A ticket, and the results. Backward makes the last gradients first, so the last operation starts first."""
+    started = []
+    for part, own in reversed([*zip(parts, _divided(tensors, parts), strict=True)]):
+        started.append(_started(part, own, ticket))
+        ticket = started[-1][0]
+    tickets = [each[0] for each in reversed(started)]
+    pending = [each for results in reversed(started) for each in results[1:]]
+    both = zip(parts, _divided(tensors, parts), strict=True)
+    sources = [each for part, own in both if part.operation not in _IN_PLACE for each in own]
     number = calls.number_of(WaitCall(len(tickets), len(pending)))
     text = xla_module.done(number, len(tickets), [*map(_type_of, pending)], [*map(_type_of, sources)])
-    return _call(
-        text, [*tickets, *pending, *sources], [each.dtype for each in pending], [each.shape for each in pending]
-    )
+    return _call(text, [*tickets, *pending, *sources], [tf.int64, *_dtypes(pending)], [SCALAR, *_shapes(pending)])
 
 
-def _started(part: CompiledOperation, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The ticket, and the memory of the results."""
+def _started(part: CompiledOperation, tensors: Sequence[tf.Tensor], ticket: tf.Tensor) -> list[tf.Tensor]:
+    """The ticket, and the memory of the results; it starts after the call of the ``ticket``."""
     call, types = _start_of(part, tensors), [*map(_type_of, tensors)]
     made = [tf.TensorShape(type.with_rows(call.rows).shape) for type in types]
     text = xla_module.start(calls.number_of(call), types, call.rows, call.in_place)
-    return _call(text, tensors, [tf.int64, *[each.dtype for each in tensors]], [tf.TensorShape([]), *made])
+    return _call(text, [*tensors, ticket], [tf.int64, *_dtypes(tensors)], [SCALAR, *made])
+
+
+def _dtypes(tensors: Sequence[tf.Tensor]) -> list[tf.DType]:
+    return [each.dtype for each in tensors]
+
+
+def _shapes(tensors: Sequence[tf.Tensor]) -> list[tf.TensorShape]:
+    return [each.shape for each in tensors]
 
 
 def _start_of(part: CompiledOperation, tensors: Sequence[tf.Tensor]) -> StartCall:

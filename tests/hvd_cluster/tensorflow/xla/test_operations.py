@@ -169,6 +169,46 @@ def check_sparse_tensors():
     np.testing.assert_array_equal(compiled(step)(rows.values, rows.indices), wanted)
 
 
+def submitted(step):
+    """The result of ``step()``, and the names of what it submits."""
+    seen = []
+    end = basics.engine().events.subscribe(lambda event: seen.append(event) if isinstance(event, Submitted) else None)
+    try:
+        return step(), seen
+    finally:
+        end()
+
+
+def check_calls_have_the_order_of_the_program():
+    """XLA has threads for what does not depend on one another, and each rank would have an order of its own."""
+
+    @tf.function(jit_compile=True)
+    def step(x):
+        chains = []
+        for number in range(20):
+            y = tf.sort(tf.matmul(x, x) + float(number), axis=1)
+            chains.append(hvd.allreduce(y, name=f"chain.{number}"))
+        return tf.add_n([tf.matmul(each, each) for each in chains])
+
+    x = tf.random.normal([128, 128])
+    step(x)
+    for _ in range(3):
+        _, seen = submitted(lambda: step(x))
+        assert [event.name for event in seen] == [f"chain.{number}" for number in range(20)]
+
+
+def check_a_name_at_two_places_of_a_program():
+    total = tf.function(lambda x: hvd.allreduce(x, name="twice", op=hvd.Sum))
+
+    @tf.function(jit_compile=True)
+    def step(x):
+        small, large = tf.sort(x * 1.0), tf.sort(tf.reverse(x, [0]) * 100.0)
+        return tf.add_n([total(small) - total(large), total(large)])
+
+    for _ in range(5):
+        np.testing.assert_allclose(step(tf.ones([1000])), [hvd.size()] * 1000)
+
+
 def check_all_start_before_one_waits():
     """The gradients of a tape: XLA waits once, after it has started all."""
     variables = [tf.Variable(tf.ones([50_000])) for _ in range(4)]
@@ -180,12 +220,7 @@ def check_all_start_before_one_waits():
         return hvd.DistributedGradientTape(tape).gradient(loss, variables)
 
     step()
-    seen = []
-    end = basics.engine().events.subscribe(lambda event: seen.append(event) if isinstance(event, Submitted) else None)
-    try:
-        results = step()
-    finally:
-        end()
+    results, seen = submitted(step)
     assert len(seen) == 4
     assert all((each.numpy() == 2).all() for each in results)
     text = step.experimental_get_compiler_ir()(stage="hlo")
