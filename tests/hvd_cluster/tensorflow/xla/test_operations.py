@@ -194,7 +194,7 @@ def check_calls_have_the_order_of_the_program():
     step(x)
     for _ in range(3):
         _, seen = submitted(lambda: step(x))
-        assert [event.name for event in seen] == [f"chain.{number}" for number in range(20)]
+        assert [event.name for event in seen] == [f"allreduce.chain.{number}" for number in range(20)]
 
 
 def check_a_name_at_two_places_of_a_program():
