@@ -258,7 +258,10 @@ def check_local_gradients_follow_the_number_of_ranks_in_compiled_functions():
         return  # which alone computes with the number of the moment of compilation, unless it asks
     import jax
 
-    members = SimpleNamespace(size=lambda: 2)
+    class Members:
+        size = staticmethod(lambda: 2)
+
+    members = Members()
     share = jax.jit(lambda gradient: backend().lists("", "").share(gradient, members))
     assert float(share(8.0 * keras.ops.ones(()))) == 4.0
     members.size = lambda: 4
