@@ -1,4 +1,4 @@
-"""The driver of a job on a cluster of its own: ``python driver.py ray``, or ``spark``; prints what each rank returns."""
+"""The driver of a job on a cluster of its own, of Ray or of Spark, by its argument; prints the result of each rank."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ def train():
             loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels)
         loss.backward()
         trainer.step(len(labels))
-    return hvd.rank(), hvd.size(), start, fingerprint()
+    return f"{hvd.rank()} of {hvd.size()} {start} {fingerprint()}"
 
 
 def on_ray():
@@ -60,4 +60,4 @@ def on_spark():
 
 if __name__ == "__main__":
     for line in {"ray": on_ray, "spark": on_spark}[sys.argv[1]]():
-        print("result", *line)  # noqa: T201 - for the test
+        print("result", line)  # noqa: T201 - for the test
