@@ -2,8 +2,8 @@
 
 Each array has a node of its own, which writes it: a node that has one variable twice waits for itself for ever. So the
 arrays of a group must be of different variables. A call is submitted when its last node has started. MXNet gets a
-number for each node, and no deleter, which it may call when Python has ended. A node whose array has the error of an
-earlier one runs all the same, and the array keeps that error: without it, the call would never be over.
+number for each node, and no deleter, which it may call when Python has ended. Nodes also run on arrays with errors,
+which stay there: MXNet would skip these nodes, and their calls would never be over.
 """
 
 from __future__ import annotations

@@ -295,6 +295,29 @@ def check_refused_gradient(patient):
         assert [each.data().asnumpy()[0] for each in parameters] == [-1.5, 0, -1.5]
 
 
+def check_other_models():
+    """The first step compares them, and fails on all ranks where they differ. Only names may differ."""
+    rank = hvd.rank()
+
+    def step(*shapes):
+        parameters = [mx.gluon.Parameter(f"{rank}.{place}", shape=shape) for place, shape in enumerate(shapes)]
+        for parameter in parameters:
+            parameter.initialize(mx.init.Zero())
+        trainer = hvd.DistributedTrainer(parameters, "sgd", {"learning_rate": 1.0})
+        with mx.autograd.record():
+            loss = sum((each.data() * (rank + 1)).sum() for each in parameters)
+        loss.backward()
+        trainer.step(1)
+        return parameters[0].data().asnumpy().tolist()
+
+    differ = "the models of the ranks differ: the parameter"
+    with pytest.raises(hvd.HorovodInternalError, match=rf"{differ} .*float32 of shape"):
+        step((1,), (2 + rank,))
+    with pytest.raises(mx.MXNetError, match=differ):
+        step(*[(2,)] * (2 + rank))
+    assert step((1,), (3,)) == [-1.5]
+
+
 @pytest.mark.parametrize("patient", [True, False])
 def test_a_gradient_that_is_refused(two, patient):
     two.run(check_refused_gradient, patient)
@@ -342,6 +365,7 @@ def check_bad_calls():
         check_sparse_gradients,
         check_two_trainers,
         check_mixed_precision,
+        check_other_models,
         check_module,
         check_default_kvstore,
         check_optimizer_lists,
