@@ -75,7 +75,8 @@ pytest: environment
 test-pygloo:
 	@scripts/pygloo '$(VENV)'
 
-test-mxnet:
+# Its tests on Ray, on Spark and under mpirun find these in the environment of development.
+test-mxnet: environment
 	@scripts/mxnet '$(VENV)'
 
 smoke:

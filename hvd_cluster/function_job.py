@@ -29,9 +29,11 @@ from executors import (
 )
 from executors.agents.hosts import HOST, HostsOptions, PlaceArguments, Places, resolve_start_timeout, run_function
 from executors.agents.mpi import WITHOUT_PAGE, MpiJob, MpiOptions, run_function_by_mpi
+from hvd_cluster import numpy_for_mxnet
 from hvd_cluster.cli.values import words
 
 logger = logging.getLogger(__name__)
+numpy_for_mxnet.register()
 
 
 LARGEST_PORT = 65535

@@ -13,38 +13,42 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
-import numpy as np
-
 from collectives import override
 from executors import before_loading
 
 
 def _gone(name: str) -> Callable[..., NoReturn]:
     def removed(*args: object, **kwargs: object) -> NoReturn:
+        import numpy as np
+
         raise AttributeError(f"numpy.{name} does not exist in NumPy {np.__version__}", name=name, obj=np)
 
     return removed
 
 
-READ_LATER = {"Inf": np.inf, "compat": SimpleNamespace(basestring=str)}
-"""Names that MXNet reads when it runs: they stay."""
-READ_AT_IMPORT: dict[str, Any] = {
-    **{"PZERO": 0.0, "NZERO": -0.0, "NINF": -np.inf, "PINF": np.inf, "NaN": np.nan, "NAN": np.nan},
-    **{"alltrue": np.all, "sometrue": np.any, "round_": np.round, "product": np.prod, "in1d": np.isin},
-    **{name: _gone(name) for name in ("mirr", "msort", "npv", "pmt", "ppmt", "pv", "rate")},
-    "trapz": getattr(np, "trapezoid", None),
-}
+def _read_later() -> dict[str, Any]:
+    """Names that MXNet reads when it runs: they stay."""
+    return {"Inf": float("inf"), "compat": SimpleNamespace(basestring=str)}
 
 
-def _set(names: dict[str, Any]) -> list[str]:
+def _read_at_import(np: ModuleType) -> dict[str, Any]:
+    return {
+        **{"PZERO": 0.0, "NZERO": -0.0, "NINF": -np.inf, "PINF": np.inf, "NaN": np.nan, "NAN": np.nan},
+        **{"alltrue": np.all, "sometrue": np.any, "round_": np.round, "product": np.prod, "in1d": np.isin},
+        **{name: _gone(name) for name in ("mirr", "msort", "npv", "pmt", "ppmt", "pv", "rate")},
+        "trapz": getattr(np, "trapezoid", None),
+    }
+
+
+def _set(np: ModuleType, names: dict[str, Any]) -> list[str]:
     """Set those that NumPy lacks; returns them."""
-    lacking = [name for name in names if name not in vars(np) and not _has(name)]
+    lacking = [name for name in names if name not in vars(np) and not _has(np, name)]
     for name in lacking:
         setattr(np, name, names[name])
     return lacking
 
 
-def _has(name: str) -> bool:
+def _has(np: ModuleType, name: str) -> bool:
     try:
         return hasattr(np, name)
     except Exception:  # noqa: BLE001  a name that NumPy loads lazily, with a warning that is an error
@@ -54,8 +58,10 @@ def _has(name: str) -> bool:
 @contextmanager
 def removed_names() -> Iterator[None]:
     """Inside, NumPy has the names that MXNet reads at its import; those that it reads later stay."""
-    _set(READ_LATER)
-    added = _set(READ_AT_IMPORT)
+    import numpy as np  # not before: a process that registers may have no use for it
+
+    _set(np, _read_later())
+    added = _set(np, _read_at_import(np))
     try:
         yield
     finally:
@@ -98,7 +104,7 @@ class _Loading(Loader):
 def register() -> None:
     """Let ``import mxnet`` work in this process, and in workers that get functions from it.
 
-    A second call changes nothing.
+    The modules that send functions call it, too: this process may be one without MXNet. A second call changes nothing.
     """
     if register not in before_loading:
         before_loading.append(register)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDER = Path(sys.prefix, "mpi")
+DEVELOPMENT = Path(sys.prefix.removesuffix("-mxnet"))
+"""The environment of development, also for the tests of MXNet, which run in one of their own: see scripts/mxnet."""
+FOLDER = DEVELOPMENT / "mpi"
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 FLAGS = {"openmpi": ["--oversubscribe"], "mpich": []}
 SECONDS = 100

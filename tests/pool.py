@@ -7,6 +7,7 @@ import time
 from multiprocessing.connection import Connection, wait
 
 import cloudpickle
+import pytest
 
 from executors.driver.outcome import capture
 from executors.job.job import Job
@@ -17,16 +18,51 @@ from tests.namespaces import stay_inside
 ANSWER_SECONDS = 100  # pytest ends a test soon after
 
 
+def fixtures(kind, sizes):
+    """The fixtures ``pools``, ``ranks`` and ``fresh_pool`` of a binding, for its conftest; ranks are of ``kind``."""
+
+    @pytest.fixture(scope="session")
+    def pools():
+        """See :func:`pools_of`."""
+        with pools_of(kind) as get:
+            yield get
+
+    @pytest.fixture(scope="session", params=sizes)
+    def ranks(request, pools):
+        """A pool of each size, or of the sizes a test gives by indirect parameters; all ranks on one host."""
+        return pools(request.param)
+
+    @pytest.fixture
+    def fresh_pool():
+        """``fresh_pool(size, ...)``: ranks for one test, for those that kill ranks or end engines."""
+        made = []
+        try:
+            yield lambda *args, **kwargs: made.append(kind(*args, **kwargs)) or made[-1]
+        finally:
+            for pool in made:
+                pool.close()
+
+    return pools, ranks, fresh_pool
+
+
+@pytest.fixture(autouse=True, scope="module")
+def by_value(request):
+    """Functions of the test module travel by value: ranks need not import the tests."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
+
+
 @contextlib.contextmanager
-def pools_of(kind, initialize):
-    """``pools(size)`` or ``pools(size, hosts)``: ranks of ``kind``, on which ``initialize`` ran once, used again."""
+def pools_of(kind):
+    """``pools(size)`` or ``pools(size, hosts)``: ranks of ``kind`` in a world of their own, used again."""
     made = {}
 
     def get(size, hosts=None):
         key = (size, tuple(hosts or ()))
         if key not in made:
             made[key] = kind(size, hosts)
-            made[key].run(initialize)
+            made[key].run(_initialize)
         return made[key]
 
     try:
@@ -36,28 +72,10 @@ def pools_of(kind, initialize):
             pool.close()
 
 
-@contextlib.contextmanager
-def fresh_pools_of(kind):
-    """``fresh_pool(size, ...)``: ranks of ``kind`` for one test, for those that kill ranks or end engines."""
-    made = []
+def _initialize():
+    from hvd_cluster.core import basics
 
-    def get(*args, **kwargs):
-        made.append(kind(*args, **kwargs))
-        return made[-1]
-
-    try:
-        yield get
-    finally:
-        for pool in made:
-            pool.close()
-
-
-@contextlib.contextmanager
-def functions_by_value(module):
-    """Functions of the test module travel by value: ranks need not import the tests."""
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+    basics.init()
 
 
 class Pool:

@@ -203,3 +203,22 @@ def agreed_names(model: Model, known: Callable[[], Collection[Model]], process_s
         meetings = _meetings.setdefault(basics.engine(), {})
         meeting = meetings.setdefault(process_set.process_set_id or 0, Meeting())
     return meeting.compare(model, known, process_set)
+
+
+class Comparison:
+    """That of one owner of a list of tensors, once in a world. For one thread."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._world: Callable[[], Engine | None] = lambda: None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the ranks have compared their lists in this world, or this rank has nothing to compare."""
+        return self._world() is basics.engine() or not self._process_set.included() or self._process_set.size() == 1
+
+    def run(self, tensors: Sequence[tuple[str, Any]]) -> None:
+        """Compare ``tensors``, which come with their names; raises as :func:`agreed_names`."""
+        model, engine = Model(tuple(entry_of(name, tensor) for name, tensor in tensors)), basics.engine()
+        if agreed_names(model, lambda: [model], self._process_set).is_final:
+            self._world = weakref.ref(engine)

@@ -29,7 +29,8 @@ class Entry(NamedTuple):
 
 def entry_of(name: str, tensor: Any) -> Entry:
     """A tensor or a variable of any framework."""
-    dtype = str(getattr(tensor.dtype, "name", tensor.dtype)).removeprefix("torch.")
+    dtype = tensor.dtype.__name__ if isinstance(tensor.dtype, type) else getattr(tensor.dtype, "name", tensor.dtype)
+    dtype = str(dtype).removeprefix("torch.")
     return Entry(name, tuple(tensor.shape), dtype)
 
 

@@ -46,6 +46,7 @@ class CallBatch:
 
     def __init__(self) -> None:
         self._ready: list[PendingCall] = []
+        self._names: set[object] = set()
         # Owned by this object, held for an instruction.
         self._lock = threading.Lock()
         self._missing = 1  # the calls, and the end of the block
@@ -56,10 +57,13 @@ class CallBatch:
     def __exit__(self, *_: object) -> None:
         self._arrive()
 
-    def join(self) -> None:
-        """One more call is made."""
+    def join(self, name: object) -> bool:
+        """One more call is made; False if it takes no part, because it runs after one of the same name here."""
         with self._lock:
-            self._missing += 1
+            is_first = name not in self._names
+            self._names.add(name)
+            self._missing += is_first
+        return is_first
 
     def _arrive(self, *calls: PendingCall) -> None:
         with self._lock:
@@ -101,9 +105,7 @@ class PendingCall(ABC):
         self._how, self._root_rank = how, root_rank
         self._engine = basics.engine()
         self._lane = operation, process_set_id(process_set), name, is_alone
-        self._batch = batch
-        if batch is not None:
-            batch.join()
+        self._batch = batch if batch is not None and batch.join(self._lane) else None
         self._error: BaseException | None = None
         # Owned by this object, held for an instruction.
         self._lock = threading.Lock()

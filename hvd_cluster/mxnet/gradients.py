@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from collectives import Operation, ReduceOp, override
+from hvd_cluster.comparison.meeting import Comparison
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.buckets import chunks
@@ -62,6 +63,13 @@ class GradientExchange:
         self._options = Options(compression, ReduceOp.AVERAGE, predivide_factor, None, False, process_set)
         check(self._options)
         self._prefix = f"gradient.{prefix}"
+        self._comparison = None if prefix else Comparison(process_set)
+
+    def compare(self, parameters: Sequence[Any]) -> None:
+        """The ranks compare ``parameters``, once in a world; not with a prefix: such trainers step in any order."""
+        if self._comparison is not None and not self._comparison.is_over:
+            with calling(Operation.ALLGATHER, "models", self._options.process_set):
+                self._comparison.run([(each.name, each) for each in parameters])
 
     def combine(self, gradients: Sequence[tuple[Any, Array]]) -> None:
         """Overwrite gradients, each with the index of its parameter, by their averages."""

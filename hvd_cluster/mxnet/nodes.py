@@ -2,7 +2,8 @@
 
 Each array has a node of its own, which writes it: a node that has one variable twice waits for itself for ever. So the
 arrays of a group must be of different variables. A call is submitted when its last node has started. MXNet gets a
-number for each node, and no deleter, which it may call when Python has ended.
+number for each node, and no deleter, which it may call when Python has ended. Nodes also run on arrays with errors,
+which stay there: MXNet would skip these nodes, and their calls would never be over.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _push = _LIB.MXEnginePushAsyncND
 _push.argtypes = [
     *(_START, c.c_void_p, c.c_void_p, c.POINTER(_Device)),  # function, its parameter, deleter, context
     *(c.c_void_p, c.c_int, c.c_void_p, c.c_int),  # arrays that are read, arrays that are written
-    *(c.POINTER(c.c_int), c.c_int, c.c_char_p, c.c_bool),  # kind, priority, name, whether to wait
+    *(c.POINTER(c.c_int), c.c_int, c.c_char_p, c.c_bool),  # kind, priority, name, whether to run after errors
 ]
 
 
@@ -112,7 +113,7 @@ class NodeCall(PendingCall):
             number = next(_numbers)
             _nodes[number] = self
             written = (c.c_void_p * 1)(array.handle)
-            check_call(_push(_start, number, None, _CPU, None, 0, written, 1, _PRIORITIZED, priority, label, False))
+            check_call(_push(_start, number, None, _CPU, None, 0, written, 1, _PRIORITIZED, priority, label, True))
 
     @override
     def buffers(self) -> Sequence[Buffer]:

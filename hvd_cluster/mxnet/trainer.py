@@ -45,9 +45,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
 
     @override
     def _allreduce_grads(self) -> None:
-        self._exchange.combine(
-            [(place, each.list_grad()[0]) for place, each in enumerate(self._params) if each.grad_req != "null"]
-        )
+        trained = [(place, each) for place, each in enumerate(self._params) if each.grad_req != "null"]
+        self._exchange.compare([each for _, each in trained])
+        self._exchange.combine([(place, each.list_grad()[0]) for place, each in trained])
 
 
 def _in_order(params: Any) -> Any:

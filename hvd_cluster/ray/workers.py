@@ -23,7 +23,7 @@ from executors.agents.ray import (
     split,
     store,
 )
-from hvd_cluster import horovod
+from hvd_cluster import horovod, numpy_for_mxnet
 from hvd_cluster.core import basics
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ray.data import DataIterator, Dataset
 
 __all__ = ["ElasticWorkers", "FixedWorkers", "Workers"]
+numpy_for_mxnet.register()
 
 
 class Workers(Protocol):

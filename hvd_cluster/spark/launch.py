@@ -28,11 +28,12 @@ from executors.agents.spark import (
     run_elastic_on_spark,
     run_on_spark,
 )
-from hvd_cluster import horovod
+from hvd_cluster import horovod, numpy_for_mxnet
 from hvd_cluster.spark.rows.partitions import divided, repeatable
 
 START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
 START_TIMEOUT_SECONDS = 600.0
+numpy_for_mxnet.register()
 
 
 @dataclass(frozen=True, slots=True)

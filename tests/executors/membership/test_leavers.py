@@ -2,7 +2,7 @@
 
 from membership_job import failed, running, start, world
 
-from executors.membership import Cooldown, HostFound, WorkerDone, WorkerLeaves
+from executors.membership import Cooldown, HostFound, WorkerDone, WorkerLeaves, WorldFormed
 
 
 def test_a_host_with_fewer_slots_keeps_the_first_workers():
@@ -43,6 +43,14 @@ def test_one_that_leaves_may_be_taken_for_lost_before_its_end_is_known():
 def test_a_job_whose_last_workers_leave_is_not_done():
     job = shrunk()
     [end] = job.on(failed(0), WorkerLeaves("worker-1"), WorkerLeaves("worker-2"))[-1:]
+    assert "every worker with the state of the training is lost" in end.error
+
+
+def test_one_that_leaves_does_not_count_where_its_world_is_reported_late():
+    """The reports of two workers may overtake each other."""
+    job = shrunk()
+    assert job.on(failed(0), WorkerLeaves("worker-1"), WorldFormed(2)) == [world(2, 1, 2), world(3, 2)]
+    [end] = job.on(failed(2))[-1:]
     assert "every worker with the state of the training is lost" in end.error
 
 

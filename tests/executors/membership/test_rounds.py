@@ -37,3 +37,10 @@ def test_a_world_that_failed_is_made_again():
     [end] = job.on(WorldFailed(1, "timed out again"))
     assert "limit of 1" in end.error
     assert "world 1: timed out again" in end.error
+
+
+def test_a_world_that_a_loss_has_broken_does_not_fail_a_second_time():
+    """Its ranks report the loss as a failure of their world, while they are too few for the next one."""
+    job = running(2, 2)
+    assert job.on(failed(0), WorldFailed(0, "connection lost")) == []
+    assert job.counts == (1, 0, 0)

@@ -1,8 +1,11 @@
 """How models of ranks differ, and what ranks that present different ones conclude."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
-from hvd_cluster.comparison.models import Entry, Judgement, Model, Told, crossed, difference, judge
+from hvd_cluster.comparison.models import Entry, Judgement, Model, Told, crossed, difference, entry_of, judge
 
 
 def model(*entries, groups=""):
@@ -95,3 +98,9 @@ def test_a_model_that_another_rank_does_not_have_is_an_error():
 def test_the_text_of_models_in_another_order():
     text = crossed({0: A.summary, 1: model("b4", "c5", "d6").summary, 2: A.summary})
     assert "that with 'a' on ranks 0, 2, that with 'b' to 'd' on rank 1" in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32")])
+def test_a_dtype_has_one_name(dtype):
+    """MXNet has types of NumPy, and what the user has written."""
+    assert entry_of("w", SimpleNamespace(shape=[2], dtype=dtype)).kind == "float32 of shape (2,)"

@@ -6,17 +6,12 @@ import pytest
 
 from tests.hvd_cluster.elastic.conftest import start as start  # a fixture
 from tests.hvd_cluster.keras.pool import Pool
-from tests.pool import functions_by_value, pools_of
+from tests.pool import by_value as by_value  # a fixture
+from tests.pool import pools_of
 
 collect_ignore_glob = [] if find_spec("keras") else ["test_*.py"]
 
 BACKENDS = [name for name in ("tensorflow", "torch", "jax") if find_spec(name)]
-
-
-def _initialize():
-    import hvd_cluster.keras as hvd
-
-    hvd.init()
 
 
 @pytest.fixture(scope="session", params=BACKENDS)
@@ -28,12 +23,5 @@ def backend(request):
 @pytest.fixture(scope="session")
 def ranks(backend):
     """Two ranks on ``backend``, on one host."""
-    with pools_of(Pool.on(backend), _initialize) as get:
+    with pools_of(Pool.on(backend)) as get:
         yield get(2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def by_value(request):
-    """See :func:`tests.pool.functions_by_value`."""
-    with functions_by_value(request.module):
-        yield

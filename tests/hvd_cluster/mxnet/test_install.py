@@ -41,7 +41,7 @@ def test_the_removed_names_are_there_for_the_import_only():
 
 def test_a_name_that_numpy_has_is_left_alone():
     own = np.trapezoid
-    assert numpy_for_mxnet._set({"trapezoid": None}) == []
+    assert numpy_for_mxnet._set(np, {"trapezoid": None}) == []
     assert np.trapezoid is own
 
 
@@ -58,6 +58,26 @@ def test_the_finder_finds_mxnet_only(monkeypatch, tmp_path):
     )
     done = run("-c", script, PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert done.stdout == "-inf False SourceFileLoader\n1\n", done.stderr
+
+
+SENT = """
+import hvd_cluster
+
+def told():
+    import mxnet
+    return mxnet.seen
+
+if __name__ == "__main__":
+    print(hvd_cluster.run(told, num_proc=1))
+"""
+
+
+def test_a_function_that_is_sent_imports_mxnet_first(tmp_path):
+    """From a process that has not imported the binding."""
+    (tmp_path / "mxnet.py").write_text("import numpy\nseen = numpy.NINF\n")
+    (tmp_path / "script.py").write_text(SENT)
+    done = run(tmp_path / "script.py")
+    assert done.stdout == "[-inf]\n", done.stderr
 
 
 def test_the_start_up_file_of_the_alias_lets_mxnet_come_first(tmp_path):

@@ -73,6 +73,22 @@ def check_errors():
     mx.nd.waitall()
 
 
+def check_arrays_with_errors():
+    """Calls on them come to an end, and their names are free again; the arrays keep the errors."""
+    for call in (
+        lambda array: hvd.allreduce_(array, name="later"),
+        lambda array: hvd.allreduce(array, name="later"),
+        lambda array: hvd.grouped_allreduce([mx.nd.ones((3,)), array], name="later")[1],
+        lambda array: hvd.broadcast_(array, 0, name="later"),
+    ):
+        failed = hvd.allreduce(mx.nd.ones((2 + hvd.rank(),)), name="e")
+        with pytest.raises(mx.MXNetError, match="the ranks disagree about the shape"):
+            call(failed).wait_to_read()
+        with pytest.raises(mx.MXNetError, match="the ranks disagree about the shape"):
+            mx.nd.waitall()
+        assert (call(mx.nd.ones((2,)) * 3).asnumpy() == 3).all()
+
+
 def check_fork_while_a_node_is_pending():
     """MXNet ends its threads before a fork, which wait for the lock of Python, which fork holds."""
     lock = held()
@@ -159,6 +175,7 @@ def check_no_deleter():
         check_one_name,
         check_lifetime,
         check_errors,
+        check_arrays_with_errors,
         check_fork_while_a_node_is_pending,
         check_loader_forks,
         check_one_variable_twice,

@@ -2,10 +2,12 @@
 
 import hashlib
 import pickle
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from hvd_cluster.core import basics
 from tests.hvd_cluster.mxnet.pool import load
 
 mx, hvd = load()
@@ -211,6 +213,15 @@ def check_optimizer_lists():
     assert [each.asnumpy()[0] for each in weights] == [0, -0.5, -1]
 
 
+def check_one_index_twice():
+    """Two gradients of one name travel one after the other, also where the others set out together."""
+    sgd = hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+    weights, gradients = [mx.nd.zeros((2,)) for _ in range(3)], [mx.nd.full((2,), hvd.rank() * n) for n in range(3)]
+    with mock.patch.object(type(basics.engine()), "patient", True):
+        sgd.update([0, 0, 1], weights, gradients, [None] * 3)
+    assert [each.asnumpy()[0] for each in weights] == [0, -0.5, -1]
+
+
 def check_process_set_of_optimizer():
     """A rank outside of the set updates by its own gradients."""
     members = hvd.add_process_set([0, 1])
@@ -257,6 +268,61 @@ def check_weights_of_inference():
     assert (net.weight.data().asnumpy() == 1).all()
 
 
+def check_refused_gradient(patient):
+    """A step with it ends with our text on all ranks; so do later ones, until the parameters have been set again."""
+    shapes = {"a": (2,), "b": (2 + hvd.rank(),), "c": (3,)}
+    parameters = [mx.gluon.Parameter(name, shape=shape) for name, shape in shapes.items()]
+    for parameter in parameters:
+        parameter.initialize(mx.init.Zero())
+    trainer = hvd.DistributedTrainer(parameters, "sgd", {"learning_rate": 1.0}, prefix="refused.")
+
+    def step(chosen):
+        with mx.autograd.record():
+            loss = sum((each.data() * (hvd.rank() + 1)).sum() for each in chosen)
+        loss.backward()
+        trainer.step(1, ignore_stale_grad=True)
+
+    with mock.patch.object(type(basics.engine()), "patient", patient):
+        for _ in range(2):
+            step(parameters)
+        with pytest.raises(mx.MXNetError, match=r"refused\.1': the ranks disagree about the shape: \(2,\) on rank 0"):
+            mx.nd.waitall()
+        mx.nd.waitall()
+        trainer._params[1].grad_req = "null"
+        for parameter in parameters:
+            parameter.set_data(mx.nd.zeros(parameter.shape))
+        step([parameters[0], parameters[2]])
+        assert [each.data().asnumpy()[0] for each in parameters] == [-1.5, 0, -1.5]
+
+
+def check_other_models():
+    """The first step compares them, and fails on all ranks where they differ. Only names may differ."""
+    rank = hvd.rank()
+
+    def step(*shapes):
+        parameters = [mx.gluon.Parameter(f"{rank}.{place}", shape=shape) for place, shape in enumerate(shapes)]
+        for parameter in parameters:
+            parameter.initialize(mx.init.Zero())
+        trainer = hvd.DistributedTrainer(parameters, "sgd", {"learning_rate": 1.0})
+        with mx.autograd.record():
+            loss = sum((each.data() * (rank + 1)).sum() for each in parameters)
+        loss.backward()
+        trainer.step(1)
+        return parameters[0].data().asnumpy().tolist()
+
+    differ = "the models of the ranks differ: the parameter"
+    with pytest.raises(hvd.HorovodInternalError, match=rf"{differ} .*float32 of shape"):
+        step((1,), (2 + rank,))
+    with pytest.raises(mx.MXNetError, match=differ):
+        step(*[(2,)] * (2 + rank))
+    assert step((1,), (3,)) == [-1.5]
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_gradient_that_is_refused(two, patient):
+    two.run(check_refused_gradient, patient)
+
+
 BAD_CALLS = {
     "has no argument kvstore.*not through a KVStore": lambda net: hvd.DistributedTrainer(net, "sgd", kvstore="device"),
     "no argument update_on_kvstore": lambda net: hvd.DistributedTrainer(net, "sgd", update_on_kvstore=True),
@@ -299,9 +365,11 @@ def check_bad_calls():
         check_sparse_gradients,
         check_two_trainers,
         check_mixed_precision,
+        check_other_models,
         check_module,
         check_default_kvstore,
         check_optimizer_lists,
+        check_one_index_twice,
         check_broadcast_parameters,
         check_weights_of_inference,
         check_bad_calls,

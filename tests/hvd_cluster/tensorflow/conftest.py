@@ -2,42 +2,10 @@
 
 from importlib.util import find_spec
 
-import pytest
-
 from tests.hvd_cluster.tensorflow.pool import Pool
-from tests.pool import fresh_pools_of, functions_by_value, pools_of
+from tests.pool import by_value as by_value  # a fixture
+from tests.pool import fixtures
 
 collect_ignore_glob = [] if find_spec("tensorflow") else ["test_*.py"]
 
-
-def _initialize():
-    import hvd_cluster.tensorflow as hvd
-
-    hvd.init()
-
-
-@pytest.fixture(scope="session")
-def pools():
-    """See :func:`tests.pool.pools_of`."""
-    with pools_of(Pool, _initialize) as get:
-        yield get
-
-
-@pytest.fixture(scope="session", params=[1, 3])
-def ranks(request, pools):
-    """A pool of each size, or of the sizes a test gives by indirect parameters; all ranks on one host."""
-    return pools(request.param)
-
-
-@pytest.fixture
-def fresh_pool():
-    """See :func:`tests.pool.fresh_pools_of`."""
-    with fresh_pools_of(Pool) as get:
-        yield get
-
-
-@pytest.fixture(autouse=True, scope="module")
-def by_value(request):
-    """See :func:`tests.pool.functions_by_value`."""
-    with functions_by_value(request.module):
-        yield
+pools, ranks, fresh_pool = fixtures(Pool, sizes=[1, 3])

@@ -180,6 +180,25 @@ def check_lbfgs():
         assert_identical_everywhere(model)
 
 
+def check_lbfgs_on_a_process_set():
+    """The loss by which it decides is that of the ranks of the set: here, of each rank alone."""
+    alone = [hvd.global_process_set] if hvd.size() == 1 else [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    model = build()
+    optimizer = wrap(model, lambda parameters: torch.optim.LBFGS(parameters, max_iter=1), process_set=alone[hvd.rank()])
+    images, labels = (own(rows) for rows in data(0))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, images, labels)
+        loss.backward()
+        return loss
+
+    expected = loss_of(model, images, labels).detach()
+    torch.testing.assert_close(optimizer.step(closure), expected)
+    for process_set in alone if hvd.size() > 1 else ():
+        hvd.remove_process_set(process_set)
+
+
 def check_learning_rate_schedulers():
     for make in (
         lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=STEPS),

@@ -16,9 +16,9 @@ class Broken(Exception):
     """An error of the user's code."""
 
 
-def failing(rank, where, failures):
-    """A compressor that fails ``failures`` times ``where`` on rank 1."""
-    left = [failures if rank.number == 1 else 0]
+def failing(rank, where, failures, ranks=(1,)):
+    """A compressor that fails ``failures`` times ``where`` on ``ranks``."""
+    left = [failures if rank.number in ranks else 0]
 
     def fail_in(place):
         if where == place and left[0]:
@@ -75,6 +75,21 @@ def test_a_compressor_that_fails_on_one_rank_is_an_error_on_all(on_ranks, patien
         assert "Broken: compress)" in str(errors[0])
     assert [type(error) for error in own] == [InvalidRequestError, InvalidRequestError, type(None)]
     assert isinstance(own[0].__cause__, Broken)
+
+
+def test_ranks_that_fail_in_different_buckets_hear_of_their_own_failure(on_ranks):
+    """Also where that of the other rank comes first: only its own is one that a rank can mend."""
+
+    def body(rank):
+        parameters = [leaf(3), leaf(LARGE)]
+        descent = Descent(parameters, rank)
+        failed = parameters[rank.number]
+        descent.combiner.inventory.compressors[failed] = compressor_for(failing(rank, "compress", 1, (0, 1)), failed)
+        return steps(descent, 2)
+
+    for first, second in on_ranks(2, body):
+        assert isinstance(first, InvalidRequestError)
+        assert second is None
 
 
 def test_a_decompression_that_fails_leaves_nothing_in_flight(on_ranks):

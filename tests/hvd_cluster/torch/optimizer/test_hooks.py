@@ -31,6 +31,21 @@ def test_a_step_combines_small_and_large_gradients(on_ranks, patient, groups):
     assert on_ranks(3, body, patient) == [[{-18.0}] * 4] * 3
 
 
+def test_a_bucket_with_a_frozen_parameter_travels_during_backward(on_ranks):
+    def body(rank):
+        parameters = lead, frozen, trained = [leaf(3), leaf(2), leaf(2)]
+        descent = Descent(parameters, rank, groups=[[lead], [frozen, trained]])
+        frozen.requires_grad_(False)
+        for step in range(2):
+            backward(trained, 1.0)
+            assert descent.combiner.is_in_flight == (step > 0)
+            backward(lead, 1.0)
+            descent.step()
+        return values(parameters)
+
+    assert on_ranks(2, body) == [[{-4.0}, {0.0}, {-4.0}]] * 2
+
+
 def test_a_new_number_of_passes_counts_from_the_next_pass_except_for_gradients_that_are_complete():
     counts, complete, half = PassCounts(2), leaf(1), leaf(1)
     for parameter in (complete, half, complete):
