@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from types import SimpleNamespace
 from unittest import TestCase
 
 import keras
