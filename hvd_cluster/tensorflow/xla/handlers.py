@@ -1,4 +1,4 @@
-"""What a compiled program does when it reaches a call. All that may change with the ranks is asked for here."""
+"""The handlers of the calls of a compiled program. All that may change with the ranks is asked for here."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class CompiledOperation(NamedTuple):
 
     @property
     def operation(self) -> Operation:
-        """What the engine does."""
+        """The operation of the engine."""
         return _OPERATIONS[self.op.removeprefix("Horovod").removeprefix("Grouped")]
 
     def outputs(self, results: Sequence[Any]) -> list[Any]:

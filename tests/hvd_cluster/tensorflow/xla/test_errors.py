@@ -1,4 +1,4 @@
-"""What compiled functions cannot do, and how they fail: with our text on all ranks, and they may run again."""
+"""Limits and failures of compiled functions: all ranks have our text, and the function may run again."""
 
 import threading
 
