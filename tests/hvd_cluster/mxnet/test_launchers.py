@@ -20,7 +20,8 @@ load()
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PACKAGES = DEVELOPMENT / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-SECONDS = 110
+SECONDS = 280
+pytestmark = pytest.mark.timeout(SECONDS + 20)
 
 
 def completed(command, **variables):
