@@ -161,8 +161,8 @@ class PendingRuns:
     def give_up(self, ticket: int) -> None:
         """The program of ``ticket`` ends, as a call of it has failed: nothing may write its memory any more.
 
-        A function that was traced in another program counts as that one. So what others have in flight is waited for,
-        and not given up.
+        A function that was traced in another program counts as a part of that one. So this thread waits for the
+        operations of other programs, and does not give them up.
         """
         own = [each for each in list(self._pending) if _first_of(each) == _first_of(ticket)]
         runs = [run for each in own if (run := self._pending.pop(each, None)) is not None]
@@ -191,4 +191,4 @@ def _require_places(results: Sequence[Buffer], addresses: Sequence[int | None]) 
 
 
 runs = PendingRuns()
-"""Those of this process."""
+"""The operations in flight of this process."""

@@ -156,10 +156,10 @@ def number(op: str, process_set_id: int) -> tf.Tensor:
 class _Order:
     """Gives the calls of a program one order: each reads the ticket of the last one, and writes its own.
 
-    XLA knows the flow of data only, and runs what does not depend on one another on several threads. In another order
-    on each rank, calls would wait for one another, and two with one name would be mistaken. TensorFlow keeps the order
-    of what uses a variable, also through loops, conditions and functions. Only gradients of a loop cannot use one that
-    the loop has not: there, calls have the order of the flow of data.
+    XLA knows the flow of data only, and runs independent calls on several threads. If each rank had an order of its
+    own, calls would wait for one another, and two calls of one name could be exchanged. TensorFlow keeps the order of
+    operations on a variable, also through loops, conditions and functions. Only the gradients of a loop cannot use a
+    variable that the loop does not use: there, calls have the order of the flow of data.
     """
 
     program: int
@@ -168,7 +168,7 @@ class _Order:
 
     @classmethod
     def here(cls) -> _Order:
-        """That of the program which the graph will be a part of."""
+        """The order of the program that will contain the graph that is being built."""
         graphs = [ops.get_default_graph()]
         while isinstance(graph := getattr(graphs[-1], "outer_graph", None), FuncGraph):
             graphs.append(graph)

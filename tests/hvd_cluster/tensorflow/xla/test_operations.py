@@ -180,7 +180,7 @@ def submitted(step):
 
 
 def check_calls_have_the_order_of_the_program():
-    """XLA has threads for what does not depend on one another, and each rank would have an order of its own."""
+    """XLA runs independent calls on several threads, so each rank could have an order of its own."""
 
     @tf.function(jit_compile=True)
     def step(x):
