@@ -43,7 +43,14 @@ def dataset(
         return firsts.map(lambda first: pack([array[first : first + batch_size] for array in arrays]))
 
     found = tf.data.Dataset.from_generator(arrays, output_signature=specs).flat_map(cut)
-    return found.apply(tf.data.experimental.assert_cardinality(batches))
+    return found.apply(tf.data.experimental.assert_cardinality(batches)).with_options(_without_autotuning(tf))
+
+
+def _without_autotuning(tf: Any) -> Any:
+    """With tuning, the end of an iterator waits for a thread that may sleep as long as the iterator has lived."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options
 
 
 Array = npt.NDArray[Any]
@@ -158,7 +165,7 @@ class Shard:
         """The same epochs as a ``tf.data.Dataset``, for ``model.fit`` and graphs; an iteration of it is an epoch.
 
         Waits for the last row, because Keras must know the number of batches. Tensors have the dtypes of the arrays and
-        the shapes (None,) or (None, columns).
+        the shapes (None,) or (None, columns). The option ``autotune.enabled`` of the dataset is off.
         """
         source, batches = self._source, len(self)
         widths = source.stream.widths if batches else (0,) * sum(source.arrays)

@@ -124,6 +124,11 @@ def test_a_dataset_of_validation_rows(tf, tmp_path):
     assert 0 < len(parts[1]) < 50
 
 
+def test_the_end_of_an_epoch_does_not_wait_for_the_thread_that_tunes(tf, tmp_path):
+    with shard_of(rows_of(SCHEMA, "id"), tmp_path, numbered(10)) as shard:
+        assert not shard.tf_data().options().autotune.enabled
+
+
 def test_a_dataset_in_a_graph(tf, tmp_path):
     with shard_of(rows_of(SCHEMA, "id", shuffle=True), tmp_path, numbered(50)) as shard:
         dataset = shard.tf_data()
