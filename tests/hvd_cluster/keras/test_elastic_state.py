@@ -166,6 +166,45 @@ def check_a_compiled_step_that_does_not_save_its_variables_makes_a_commit_copy()
     assert state._snapshots.copied == 2
 
 
+def check_a_step_that_xla_compiles_makes_a_commit_copy():
+    """XLA changes variables in place, so a step that fails may have changed a part of them."""
+    if keras.backend.backend() != "tensorflow":
+        return
+    model = model_of()
+    images, labels = (part[:8] for part in data())
+    for compiled in (False, True):
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", jit_compile=compiled)
+        state = hvd.elastic.KerasState(model)
+        state.sync()
+        for _ in range(2):
+            model.train_on_batch(images, labels)
+            state.commit()
+            assert state._snapshots.is_unsafe is compiled
+            assert state._snapshots.copied == state._snapshots.commit or not compiled
+
+
+def check_a_step_that_xla_compiles_and_that_fails_goes_back_to_the_commit():
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    state = hvd.elastic.KerasState(model_of())
+    state.sync()
+    before = values(state)
+    kernel = state.model.trainable_variables[0].value
+
+    @tf.function(jit_compile=True)
+    def step(tensor):
+        kernel.assign_add(tf.ones_like(kernel))
+        return hvd.allreduce(tensor, name="fails")
+
+    with pytest.raises(tf.errors.InternalError, match="the ranks disagree about the shape"):
+        step(tf.ones([2 + hvd.rank()]))
+    assert not state._snapshots.is_exact
+    state.restore()
+    assert values(state) == before
+
+
 def check_a_loss_scale_optimizer():
     """Around the distributed one, as ``compile()`` puts it, and inside of it."""
     plain = keras.optimizers.SGD(0.1, momentum=0.9)
