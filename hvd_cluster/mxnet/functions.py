@@ -18,6 +18,7 @@ from hvd_cluster.ops.objects import allgather_object, broadcast_object
 __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 
 Parameter = mx.gluon.Parameter
+PARAMETERS = (Mapping, getattr(mx.gluon, "ParameterDict", Mapping))  # MXNet 2 gives dicts
 ADVICE = "give net.collect_params(), or a dict of names to Parameters or NDArrays"
 
 
@@ -36,13 +37,12 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
         return
     for name, array in matched(known, "broadcast_parameters", global_process_set):
         broadcast_(array, root_rank, _named(prefix, name))
-    deferred = [(name, value) for name, value in entries if _array_of(value) is None]
-    for place, (_, parameter) in enumerate(deferred):
+    for place, parameter in enumerate([value for _, value in entries if _array_of(value) is None]):
         _broadcast_later(parameter, root_rank, _named(prefix, f"deferred.{place}"))
 
 
 def _entries(params: Any) -> list[tuple[str, Any]]:
-    if not isinstance(params, Mapping | mx.gluon.ParameterDict):
+    if not isinstance(params, PARAMETERS):
         raise InvalidRequestError(f"params is a {type(params).__name__}; {ADVICE}")
     entries = sorted(((str(name), value) for name, value in params.items()), key=lambda entry: entry[0])
     for name, value in entries:

@@ -10,6 +10,7 @@ import mxnet as mx
 
 from collectives import InvalidRequestError, override
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
+from hvd_cluster.mxnet.functions import PARAMETERS
 from hvd_cluster.mxnet.gradients import Compression, GradientExchange
 from hvd_cluster.mxnet.optimizer import DistributedOptimizer
 
@@ -52,7 +53,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
 
 def _in_order(params: Any) -> Any:
     """All ranks need one order: by name, or as given in a list."""
-    if isinstance(params, Mapping | mx.gluon.ParameterDict):
+    if isinstance(params, PARAMETERS):
         return [params[name] for name in sorted(params.keys())]
     if isinstance(params, list | tuple):
         return list(params)
