@@ -1,0 +1,106 @@
+"""When the gradients of a Trainer or a Fabric travel.
+
+They are averages as soon as ``backward`` has returned, as with DDP, so clipping, hooks and callbacks see what the
+optimizer sees. While gradients add up over several batches, only those of the last batch travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import hvd_cluster.torch as hvd
+from hvd_cluster.gradients.options import Options
+from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
+
+MANY_PASSES = 1 << 30
+"""More backward passes than add up to one gradient: nothing is sent."""
+
+
+class GradientExchange:
+    """The distributed optimizers of one strategy."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._originals: dict[int, torch.optim.Optimizer] = {}
+        self._optimizers: list[Any] = []
+        self._is_paused = False
+
+    def wrap(self, optimizer: Any, named: Iterable[tuple[str, torch.nn.Parameter]]) -> Any:
+        """The distributed form of ``optimizer``; one that is distributed already, or none of torch's, stays."""
+        if hasattr(optimizer, "_parameter_names") or not isinstance(optimizer, torch.optim.Optimizer):
+            wrapped = optimizer
+        else:
+            wrapped = hvd.DistributedOptimizer(optimizer, names_of(optimizer, named), **vars(self.options))
+            self._originals[id(wrapped)] = optimizer
+        if isinstance(wrapped, HookedOptimizer):  # Adasum combines in its step
+            self._optimizers.append(wrapped)
+        return wrapped
+
+    def unwrap(self, optimizer: Any) -> Any:
+        """What :meth:`wrap` got. A distributed optimizer that is alive would combine gradients of the next training."""
+        self._optimizers = [each for each in self._optimizers if each is not optimizer]
+        return self._originals.pop(id(optimizer), optimizer)
+
+    def after_backward(self) -> None:
+        """Combine the gradients of the optimizers that backward has reached, unless they still add up."""
+        if self._is_paused:
+            return
+        for optimizer in self._optimizers:
+            if optimizer._combiner.is_under_way:
+                optimizer.synchronize()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Backward inside adds up gradients on each rank."""
+        self._set_passes(MANY_PASSES)
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+            self._set_passes(1)
+
+    def _set_passes(self, passes: int) -> None:
+        for optimizer in self._optimizers:
+            optimizer.set_backward_passes_per_step(passes)
+
+    @contextmanager
+    def stepping(self, optimizer: Any) -> Iterator[Callable[[], None]]:
+        """For the step of ``optimizer``, which combines nothing itself inside.
+
+        The result is to be called when all gradients are there. It combines them, unless they are combined already:
+        where backward was called through Lightning.
+        """
+        if not isinstance(optimizer, HookedOptimizer):
+            yield _nothing
+            return
+        was_combined = optimizer._synchronized
+
+        def complete() -> None:
+            if not (was_combined or optimizer._synchronized):
+                optimizer.set_backward_passes_per_step(1)
+                optimizer.synchronize()
+
+        with optimizer.skip_synchronize():
+            yield complete
+
+
+def _nothing() -> None:
+    """Adasum combines in the step."""
+
+
+def names_of(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]]
+) -> list[tuple[str, torch.nn.Parameter]] | None:
+    """The parameters of ``optimizer`` with their names in the module, or by position where it does not have them.
+
+    None where two have the same name, as in two modules.
+    """
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in named}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    pairs = [(names.get(each, f"optimizer.{position}"), each) for position, each in enumerate(parameters)]
+    return pairs if len({name for name, _ in pairs}) == len(pairs) else None

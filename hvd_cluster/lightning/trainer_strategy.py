@@ -1,0 +1,137 @@
+"""The strategy of Lightning's Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+
+import hvd_cluster.torch as hvd
+from collectives import override
+from hvd_cluster.lightning.bases import TrainerBase
+from hvd_cluster.lightning.module_state import broadcast_module, join_batch_norm, join_metrics
+from hvd_cluster.lightning.ranks_strategy import RanksStrategy
+
+
+class TrainerStrategy(RanksStrategy, TrainerBase):
+    """Trains on the ranks that a launcher has started: ``Trainer(strategy="horovod")``.
+
+    ``hvdrun``, Ray, Spark and all other launchers of this project work; the strategy calls ``hvd.init()``. Without a
+    launcher it trains on one process. Each process has one device, so ``devices`` and ``num_nodes`` are left out.
+
+    ``compression``, ``op``, ``gradient_predivide_factor``, ``groups``, ``sparse_as_dense`` and ``process_set`` are
+    those of :func:`hvd_cluster.torch.DistributedOptimizer`; the members of ``process_set`` are the ranks of the
+    Trainer, and only they make one. ``accelerator``, ``checkpoint_io`` and ``precision_plugin`` go to Lightning. For
+    gradients that add up over several batches, use ``Trainer(accumulate_grad_batches=...)``. Learning rates are not
+    scaled. Raises InvalidRequestError for bad arguments, when the Trainer is made.
+    """
+
+    _callback_kind: type[Any]
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._undo = ExitStack()
+
+    @override
+    def setup_environment(self) -> None:
+        self.set_world_ranks()
+        super().setup_environment()
+
+    @override
+    def setup(self, trainer: Any) -> None:
+        self._undo.callback(join_metrics(self.lightning_module, self.process_set))
+        if trainer.state.fn != "fit":
+            super().setup(trainer)
+            return
+        if self._layer_sync is not None:
+            self._undo.callback(self._join_layers())
+        super().setup(trainer)
+        broadcast_module(self.lightning_module, self.root_rank, self.process_set)
+        self._distribute_optimizers()
+        if self.is_distributed:
+            first = self._callback_kind(self.process_set, self._exchange, self._share)
+            trainer.callbacks.insert(0, first)
+            self._undo.callback(trainer.callbacks.remove, first)
+
+    def _join_layers(self) -> Callable[[], None]:
+        """``Trainer(sync_batchnorm=True)``, or a plugin of the user."""
+        if type(self._layer_sync).__name__ == "TorchSyncBatchNorm":  # that class needs torch.distributed
+            return join_batch_norm(self.lightning_module, self.process_set)
+        self.model = self._layer_sync.apply(self.model)
+        return self._restore_layers
+
+    def _restore_layers(self) -> None:
+        self.model = self._layer_sync.revert(self.model)
+
+    def _distribute_optimizers(self) -> None:
+        named = list(self.lightning_module.named_parameters())
+        self._replace_optimizers([self._exchange.wrap(_inner(each), named) for each in self.optimizers])
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, torch.optim.Optimizer):
+                hvd.broadcast_optimizer_state(optimizer, self.root_rank, process_set=self.process_set)
+        self._undo.callback(self._release_optimizers)
+
+    def _release_optimizers(self) -> None:
+        self._replace_optimizers([self._exchange.unwrap(each) for each in self.optimizers])
+
+    def _replace_optimizers(self, replacements: Sequence[Any]) -> None:
+        """Also in the schedulers, because callbacks look for the optimizers of schedulers."""
+        earlier = [_inner(each) for each in self.optimizers]
+        self.optimizers = list(replacements)
+        for scheduler in self._schedulers():
+            for old, new in zip(earlier, replacements, strict=True):
+                if getattr(scheduler, "optimizer", None) is old:
+                    scheduler.optimizer = new
+
+    def _schedulers(self) -> Iterator[Any]:
+        return (config.scheduler for config in self.lr_scheduler_configs)
+
+    def _share(self, rank: int) -> None:
+        """Go on from the state of the global ``rank``, which has taken the most steps in this epoch."""
+        broadcast_module(self.lightning_module, rank, self.process_set)
+        for optimizer in self.optimizers:
+            hvd.broadcast_optimizer_state(optimizer, rank, process_set=self.process_set)
+        loop = self.lightning_module.trainer.fit_loop.epoch_loop
+        progress = loop.automatic_optimization.optim_progress, loop.manual_optimization.optim_step_progress
+        stateful = [*self._schedulers(), *progress]
+        states = [each.state_dict() for each in stateful], loop._batches_that_stepped
+        states = hvd.broadcast_object(states, rank, "lightning.progress", self.process_set)
+        for each, state in zip(stateful, states[0], strict=True):
+            each.load_state_dict(state)
+        loop._batches_that_stepped = states[1]
+
+    @override
+    def model_to_device(self) -> None:
+        self.model.to(self.root_device)
+
+    @override
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return self._combined(tensor, group, reduce_op)
+
+    @override
+    def block_backward_sync(self) -> AbstractContextManager[None]:
+        return self._exchange.paused()
+
+    @override
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        with self._exchange.stepping(optimizer) as complete:
+
+            def evaluated() -> Any:
+                result = closure()
+                complete()
+                return result
+
+            return super().optimizer_step(optimizer, evaluated, model, **kwargs)
+
+    @override
+    def teardown(self) -> None:
+        """Exchanges nothing: a rank that has failed comes here alone."""
+        self._undo.close()
+        super().teardown()
+
+
+def _inner(optimizer: Any) -> Any:
+    """What the user made, without Lightning's wrapper."""
+    return getattr(optimizer, "_optimizer", optimizer)
