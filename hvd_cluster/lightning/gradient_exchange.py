@@ -41,9 +41,12 @@ class GradientExchange:
         return wrapped
 
     def unwrap(self, optimizer: Any) -> Any:
-        """What :meth:`wrap` got. A distributed optimizer that is alive would combine gradients of the next training."""
+        """What :meth:`wrap` got. The distributed form combines nothing any more: the next training makes another one."""
         self._optimizers = [each for each in self._optimizers if each is not optimizer]
-        return self._originals.pop(id(optimizer), optimizer)
+        original = self._originals.pop(id(optimizer), optimizer)
+        if original is not optimizer and isinstance(optimizer, HookedOptimizer):
+            optimizer._combiner.release()
+        return original
 
     def after_backward(self) -> None:
         """Combine the gradients of the optimizers that backward has reached, unless they still add up."""

@@ -77,12 +77,12 @@ def trainer(package="lightning.pytorch", strategy="horovod", **options):
     return importlib.import_module(package).Trainer(strategy=strategy, **{**QUIET, "max_epochs": 2, **options})
 
 
-def fit(module, *loaders, **options):
+def fit(module, *loaders, ckpt_path=None, **options):
     """Train ``module``; the Trainer. A warning of ours is an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*(backward_passes|changed between|synchronize).*")
         made = trainer(**options)
-        made.fit(module, *loaders)
+        made.fit(module, *loaders, ckpt_path=ckpt_path)
     return made
 
 
