@@ -41,7 +41,7 @@ class GradientExchange:
         return wrapped
 
     def unwrap(self, optimizer: Any) -> Any:
-        """What :meth:`wrap` got. The distributed form combines nothing any more: the next training makes another one."""
+        """What :meth:`wrap` got. The distributed form combines nothing any more: the next training has its own."""
         self._optimizers = [each for each in self._optimizers if each is not optimizer]
         original = self._originals.pop(id(optimizer), optimizer)
         if original is not optimizer and isinstance(optimizer, HookedOptimizer):
