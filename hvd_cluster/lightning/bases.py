@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     class Parallel:
         """What the classes ``ParallelStrategy`` of Trainer and Fabric have in common."""
 
-        accelerator: Any
         cluster_environment: Any
         parallel_devices: Any
         world_size: int

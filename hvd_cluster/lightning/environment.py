@@ -21,7 +21,8 @@ class RankEnvironment(Environment):
 
     The first question starts the engine, as ``init()`` does: that of a launcher, or a world of one without a launcher.
     Lightning starts no process. With it, Lightning's own strategies train under the launchers of this project, too:
-    ``Trainer(strategy="ddp", plugins=[HorovodEnvironment()])``. InvalidRequestError on ranks outside of the set.
+    ``Trainer(strategy="ddp", devices=hvd.local_size(), plugins=[HorovodEnvironment()])``. InvalidRequestError on ranks
+    outside of the set.
     """
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:

@@ -12,7 +12,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives import override
 from hvd_cluster.lightning.bases import FabricBase
-from hvd_cluster.lightning.gradient_exchange import GradientExchange
+from hvd_cluster.lightning.distributed_optimizers import DistributedOptimizers
 from hvd_cluster.lightning.module_state import broadcast_module, join_metrics
 from hvd_cluster.lightning.ranks_strategy import RanksStrategy
 
@@ -28,7 +28,7 @@ class FabricStrategy(RanksStrategy, FabricBase):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._backward_sync_control = BackwardControl(self._exchange)
+        self._backward_sync_control = BackwardControl(self._distributed)
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._restore_metrics: list[Callable[[], None]] = []
 
@@ -56,7 +56,7 @@ class FabricStrategy(RanksStrategy, FabricBase):
     def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         modules = [module for each in self._modules if (module := each()) is not None]
         named = [pair for module in modules for pair in module.named_parameters()]
-        wrapped: torch.optim.Optimizer = self._exchange.wrap(optimizer, named)
+        wrapped: torch.optim.Optimizer = self._distributed.wrap(optimizer, named)
         hvd.broadcast_optimizer_state(wrapped, self.root_rank, process_set=self.process_set)
         return wrapped
 
@@ -67,11 +67,11 @@ class FabricStrategy(RanksStrategy, FabricBase):
     @override
     def backward(self, tensor: torch.Tensor, module: Any, *args: Any, **kwargs: Any) -> None:
         super().backward(tensor, module, *args, **kwargs)
-        self._exchange.after_backward()
+        self._distributed.after_backward()
 
     @override
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
-        with self._exchange.stepping(optimizer) as complete:
+        with self._distributed.stepping(optimizer) as complete:
             closure = kwargs.pop("closure", None)
             if closure is None:  # a GradScaler accepts none
                 complete()
@@ -94,9 +94,9 @@ class FabricStrategy(RanksStrategy, FabricBase):
 class BackwardControl:
     """``fabric.no_backward_sync()``."""
 
-    def __init__(self, exchange: GradientExchange) -> None:
-        self._exchange = exchange
+    def __init__(self, distributed: DistributedOptimizers) -> None:
+        self._distributed = distributed
 
     def no_backward_sync(self, module: torch.nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
         """Backward inside adds up gradients on each rank, if ``enabled``."""
-        return self._exchange.paused() if enabled else nullcontext()
+        return self._distributed.paused() if enabled else nullcontext()

@@ -1,8 +1,8 @@
-"""The module of a training on all ranks: a common start, batch normalization, metrics."""
+"""The module of a training on all ranks: a common start, names, batch normalization, metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,6 +17,19 @@ LAYER_STATE = ("weight", "bias", "running_mean", "running_var", "num_batches_tra
 def broadcast_module(module: torch.nn.Module, root_rank: int, process_set: ProcessSet) -> None:
     """Give all ranks the parameters and buffers of ``root_rank``, a global rank."""
     hvd.broadcast_parameters([*module.named_parameters(), *module.named_buffers()], root_rank, process_set)
+
+
+def names_of(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]]
+) -> list[tuple[str, torch.nn.Parameter]] | None:
+    """The parameters of ``optimizer`` with their names in the module, or by position where it does not have them.
+
+    None where two have the same name, as in two modules.
+    """
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in named}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    pairs = [(names.get(each, f"optimizer.{position}"), each) for position, each in enumerate(parameters)]
+    return pairs if len({name for name, _ in pairs}) == len(pairs) else None
 
 
 def join_batch_norm(module: torch.nn.Module, process_set: ProcessSet) -> Callable[[], None]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from hvd_cluster.lightning.environment import RankEnvironment, tolerate_broken_mpi
 from hvd_cluster.lightning.fabric_strategy import FabricStrategy
-from hvd_cluster.lightning.first_callback import FirstCallback
-from hvd_cluster.lightning.trainer_strategy import TrainerStrategy
+from hvd_cluster.lightning.trainer_strategy import FirstCallback, TrainerStrategy
 
 NAME = "horovod"
 

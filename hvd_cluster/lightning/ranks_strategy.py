@@ -13,7 +13,7 @@ from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import GradientCompression
 from hvd_cluster.gradients.options import Options, check
 from hvd_cluster.lightning.bases import Parallel
-from hvd_cluster.lightning.gradient_exchange import GradientExchange
+from hvd_cluster.lightning.distributed_optimizers import DistributedOptimizers
 
 OPERATIONS = {
     "mean": ReduceOp.AVERAGE,
@@ -88,7 +88,7 @@ class RanksStrategy(Parallel):
         **lightning: Any,
     ) -> None:
         super().__init__(cluster_environment=self._environment_kind(process_set), **lightning)
-        self._exchange = GradientExchange(
+        self._distributed = DistributedOptimizers(
             Options(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
         )
 
@@ -99,7 +99,7 @@ class RanksStrategy(Parallel):
     def set_world_ranks(self) -> None:
         """Find the other ranks, and tell Lightning this one; Lightning calls it when a Trainer is made."""
         self._rank_zero_only.rank = self.global_rank
-        check(self._exchange.options)
+        check(self._distributed.options)
         _ = self.root_device  # which may not exist
 
     @property

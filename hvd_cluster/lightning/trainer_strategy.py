@@ -1,4 +1,4 @@
-"""The strategy of Lightning's Trainer."""
+"""The strategy of Lightning's Trainer, and what it does before all callbacks of the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives import override
-from hvd_cluster.lightning.bases import TrainerBase
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.lightning.bases import Callback, TrainerBase
+from hvd_cluster.lightning.distributed_optimizers import DistributedOptimizers
 from hvd_cluster.lightning.module_state import broadcast_module, join_batch_norm, join_metrics
 from hvd_cluster.lightning.ranks_strategy import RanksStrategy
 
@@ -51,7 +53,7 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
         broadcast_module(self.lightning_module, self.root_rank, self.process_set)
         self._distribute_optimizers()
         if self.is_distributed:
-            first = self._callback_kind(self.process_set, self._exchange, self._share)
+            first = self._callback_kind(self.process_set, self._distributed, self._share)
             trainer.callbacks.insert(0, first)
             self._undo.callback(trainer.callbacks.remove, first)
 
@@ -67,14 +69,14 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
 
     def _distribute_optimizers(self) -> None:
         named = list(self.lightning_module.named_parameters())
-        self._replace_optimizers([self._exchange.wrap(_inner(each), named) for each in self.optimizers])
+        self._replace_optimizers([self._distributed.wrap(_inner(each), named) for each in self.optimizers])
         for optimizer in self.optimizers:
             if isinstance(optimizer, torch.optim.Optimizer):
                 hvd.broadcast_optimizer_state(optimizer, self.root_rank, process_set=self.process_set)
         self._undo.callback(self._release_optimizers)
 
     def _release_optimizers(self) -> None:
-        self._replace_optimizers([self._exchange.unwrap(each) for each in self.optimizers])
+        self._replace_optimizers([self._distributed.unwrap(each) for each in self.optimizers])
 
     def _replace_optimizers(self, replacements: Sequence[Any]) -> None:
         """Also in the schedulers, because callbacks look for the optimizers of schedulers."""
@@ -112,11 +114,11 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
 
     @override
     def block_backward_sync(self) -> AbstractContextManager[None]:
-        return self._exchange.paused()
+        return self._distributed.paused()
 
     @override
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        with self._exchange.stepping(optimizer) as complete:
+        with self._distributed.stepping(optimizer) as complete:
 
             def evaluated() -> Any:
                 result = closure()
@@ -130,6 +132,49 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
         """Exchanges nothing: a rank that has failed comes here alone."""
         self._undo.close()
         super().teardown()
+
+
+class FirstCallback(Callback):
+    """Combines gradients after each backward, and ends epochs in which ranks have different numbers of batches.
+
+    A rank that has used up its batches takes part in the steps of the others, without data, until all have. Then, if
+    the numbers of batches differ, all call ``share`` with the global rank that had the most. In an epoch this costs two
+    small operations.
+    """
+
+    def __init__(
+        self, process_set: ProcessSet, distributed: DistributedOptimizers, share: Callable[[int], None]
+    ) -> None:
+        super().__init__()
+        self._process_set = process_set
+        self._distributed = optimizers
+        self._share = share
+        self._batches = 0
+        self._has_joined = False
+
+    @override
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        self._distributed.after_backward()
+
+    @override
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._batches += 1
+        if trainer.is_last_batch:
+            self._join()
+
+    @override
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if not self._has_joined:  # the epoch has ended before the last batch, or there was none
+            self._join()
+        self._batches, self._has_joined = 0, False
+
+    def _join(self) -> None:
+        self._has_joined = True
+        last = hvd.join(process_set=self._process_set)
+        extremes = torch.tensor([self._batches, -self._batches])
+        most, least = hvd.allreduce(extremes, name="lightning.batches", op=hvd.Max, process_set=self._process_set)
+        if most != -least:
+            self._share(last)
 
 
 def _inner(optimizer: Any) -> Any:

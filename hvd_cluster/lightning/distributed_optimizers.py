@@ -14,13 +14,14 @@ import torch
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.gradients.options import Options
+from hvd_cluster.lightning.module_state import names_of
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 
 MANY_PASSES = 1 << 30
 """More backward passes than add up to one gradient: nothing is sent."""
 
 
-class GradientExchange:
+class DistributedOptimizers:
     """The distributed optimizers of one strategy."""
 
     def __init__(self, options: Options) -> None:
@@ -94,16 +95,3 @@ class GradientExchange:
 
 def _nothing() -> None:
     """Adasum combines in the step."""
-
-
-def names_of(
-    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]]
-) -> list[tuple[str, torch.nn.Parameter]] | None:
-    """The parameters of ``optimizer`` with their names in the module, or by position where it does not have them.
-
-    None where two have the same name, as in two modules.
-    """
-    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in named}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    pairs = [(names.get(each, f"optimizer.{position}"), each) for position, each in enumerate(parameters)]
-    return pairs if len({name for name, _ in pairs}) == len(pairs) else None
