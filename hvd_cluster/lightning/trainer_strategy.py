@@ -143,7 +143,7 @@ class FirstCallback(Callback):
     """
 
     def __init__(
-        self, process_set: ProcessSet, distributed: DistributedOptimizers, share: Callable[[int], None]
+        self, process_set: ProcessSet, optimizers: DistributedOptimizers, share: Callable[[int], None]
     ) -> None:
         super().__init__()
         self._process_set = process_set
