@@ -6,6 +6,7 @@ optimizer sees. While gradients add up over several batches, only those of the l
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,34 +27,41 @@ class DistributedOptimizers:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._originals: dict[int, torch.optim.Optimizer] = {}
-        self._optimizers: list[Any] = []
+        self._pairs: list[tuple[weakref.ref[torch.optim.Optimizer], torch.optim.Optimizer | None]] = []
         self._is_paused = False
 
     def wrap(self, optimizer: Any, named: Iterable[tuple[str, torch.nn.Parameter]]) -> Any:
-        """The distributed form of ``optimizer``; one that is distributed already, or none of torch's, stays."""
-        if hasattr(optimizer, "_parameter_names") or not isinstance(optimizer, torch.optim.Optimizer):
-            wrapped = optimizer
-        else:
-            wrapped = hvd.DistributedOptimizer(optimizer, names_of(optimizer, named), **vars(self.options))
-            self._originals[id(wrapped)] = optimizer
-        if isinstance(wrapped, HookedOptimizer):  # Adasum combines in its step
-            self._optimizers.append(wrapped)
+        """The distributed form of ``optimizer``; one that is distributed already, or none of torch's, stays.
+
+        It is forgotten when nobody else uses it any more.
+        """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return optimizer
+        wrapped, original = optimizer, None
+        if not hasattr(optimizer, "_parameter_names"):
+            names = names_of(optimizer, named)
+            wrapped, original = hvd.DistributedOptimizer(optimizer, names, **vars(self.options)), optimizer
+        alive = [pair for pair in self._pairs if pair[0]() is not None]
+        self._pairs = [*alive, (weakref.ref(wrapped), original)]
         return wrapped
 
     def unwrap(self, optimizer: Any) -> Any:
         """What :meth:`wrap` got. The distributed form combines nothing any more: the next training has its own."""
-        self._optimizers = [each for each in self._optimizers if each is not optimizer]
-        original = self._originals.pop(id(optimizer), optimizer)
-        if original is not optimizer and isinstance(optimizer, HookedOptimizer):
+        original = next((original for wrapped, original in self._pairs if wrapped() is optimizer), None)
+        self._pairs = [pair for pair in self._pairs if pair[0]() not in (optimizer, None)]
+        if original is not None and isinstance(optimizer, HookedOptimizer):
             optimizer._combiner.release()
-        return original
+        return original or optimizer
+
+    def _hooked(self) -> list[HookedOptimizer]:
+        """Those in use that combine gradients; Adasum combines in the step."""
+        return [each for wrapped, _ in self._pairs if isinstance(each := wrapped(), HookedOptimizer)]
 
     def after_backward(self) -> None:
         """Combine the gradients of the optimizers that backward has reached, unless they still add up."""
         if self._is_paused:
             return
-        for optimizer in self._optimizers:
+        for optimizer in self._hooked():
             if optimizer._combiner.is_under_way:
                 optimizer.synchronize()
 
@@ -69,7 +77,7 @@ class DistributedOptimizers:
             self._set_passes(1)
 
     def _set_passes(self, passes: int) -> None:
-        for optimizer in self._optimizers:
+        for optimizer in self._hooked():
             optimizer.set_backward_passes_per_step(passes)
 
     @contextmanager
@@ -95,3 +103,14 @@ class DistributedOptimizers:
 
 def _nothing() -> None:
     """Adasum combines in the step."""
+
+
+def followed(closure: Callable[[], Any], complete: Callable[[], None]) -> Callable[[], Any]:
+    """``closure``, and then ``complete``."""
+
+    def call() -> Any:
+        result = closure()
+        complete()
+        return result
+
+    return call

@@ -10,13 +10,12 @@ from typing import Any
 from collectives import InvalidRequestError
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
-from hvd_cluster.lightning.bases import Environment
 from hvd_cluster.ops.objects import broadcast_object
 
 logger = logging.getLogger(__name__)
 
 
-class RankEnvironment(Environment):
+class RankEnvironment:
     """The members of ``process_set`` are the ranks of a Trainer or a Fabric; by default all processes of the job.
 
     The first question starts the engine, as ``init()`` does: that of a launcher, or a world of one without a launcher.

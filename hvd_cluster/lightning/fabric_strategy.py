@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives import override
 from hvd_cluster.lightning.bases import FabricBase
-from hvd_cluster.lightning.distributed_optimizers import DistributedOptimizers
+from hvd_cluster.lightning.distributed_optimizers import DistributedOptimizers, followed
 from hvd_cluster.lightning.module_state import broadcast_module, join_metrics
 from hvd_cluster.lightning.ranks_strategy import RanksStrategy
 
@@ -26,11 +25,10 @@ class FabricStrategy(RanksStrategy, FabricBase):
     ``hvd_cluster.torch.join()``.
     """
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    @override
+    def _prepare(self) -> None:
         self._backward_sync_control = BackwardControl(self._distributed)
         self._modules: list[weakref.ref[torch.nn.Module]] = []
-        self._restore_metrics: list[Callable[[], None]] = []
 
     def _set_world_ranks(self) -> None:
         """As :meth:`set_world_ranks`: Fabric has another name for it."""
@@ -49,7 +47,7 @@ class FabricStrategy(RanksStrategy, FabricBase):
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
         broadcast_module(module, self.root_rank, self.process_set)
         self._modules.append(weakref.ref(module))
-        self._restore_metrics.append(join_metrics(module, self.process_set))
+        self._undo.callback(join_metrics(module, self.process_set))
         return module
 
     @override
@@ -73,22 +71,10 @@ class FabricStrategy(RanksStrategy, FabricBase):
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         with self._distributed.stepping(optimizer) as complete:
             closure = kwargs.pop("closure", None)
-            if closure is None:  # a GradScaler accepts none
-                complete()
-                return super().optimizer_step(optimizer, **kwargs)
-
-            def evaluated() -> Any:
-                result = closure()
-                complete()
-                return result
-
-            return super().optimizer_step(optimizer, closure=evaluated, **kwargs)
-
-    @override
-    def teardown(self) -> None:
-        while self._restore_metrics:
-            self._restore_metrics.pop()()
-        super().teardown()
+            if closure is not None:
+                return super().optimizer_step(optimizer, closure=followed(closure, complete), **kwargs)
+            complete()
+            return super().optimizer_step(optimizer, **kwargs)  # a GradScaler accepts no closure
 
 
 class BackwardControl:

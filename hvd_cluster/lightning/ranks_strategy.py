@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -91,6 +92,12 @@ class RanksStrategy(Parallel):
         self._distributed = DistributedOptimizers(
             Options(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
         )
+        self._undo = ExitStack()
+        """What to do when the training ends. Nothing here waits for other ranks: one that has failed ends alone."""
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """The part of a subclass in the constructor, whose arguments stand here only."""
 
     def __repr__(self) -> str:
         """Lightning shows it where it refuses the strategy of another package."""
@@ -153,3 +160,8 @@ class RanksStrategy(Parallel):
         if op is ReduceOp.AVERAGE and not (value.is_floating_point() or value.is_complex()):
             value = value.to(torch.get_default_dtype())
         return hvd.allreduce(value, name="lightning.reduce", op=op, process_set=self.process_set)
+
+    @override
+    def teardown(self) -> None:
+        self._undo.close()
+        super().teardown()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import hvd_cluster.torch as hvd
 from collectives import override
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.lightning.bases import Callback, TrainerBase
-from hvd_cluster.lightning.distributed_optimizers import DistributedOptimizers
+from hvd_cluster.lightning.distributed_optimizers import DistributedOptimizers, followed
 from hvd_cluster.lightning.module_state import broadcast_module, join_batch_norm, join_metrics
 from hvd_cluster.lightning.ranks_strategy import RanksStrategy
 
@@ -31,10 +31,6 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
     """
 
     _callback_kind: type[Any]
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._undo = ExitStack()
 
     @override
     def setup_environment(self) -> None:
@@ -119,19 +115,7 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
     @override
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         with self._distributed.stepping(optimizer) as complete:
-
-            def evaluated() -> Any:
-                result = closure()
-                complete()
-                return result
-
-            return super().optimizer_step(optimizer, evaluated, model, **kwargs)
-
-    @override
-    def teardown(self) -> None:
-        """Exchanges nothing: a rank that has failed comes here alone."""
-        self._undo.close()
-        super().teardown()
+            return super().optimizer_step(optimizer, followed(closure, complete), model, **kwargs)
 
 
 class FirstCallback(Callback):

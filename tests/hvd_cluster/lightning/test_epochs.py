@@ -51,6 +51,19 @@ def _by_hand(parts):
     return flat(weights(module))
 
 
+def test_accumulated_gradients_of_uneven_epochs(pair):
+    def uneven():
+        import hvd_cluster.torch as hvd
+
+        module = regression(scheduler=halving)
+        made = fit(module, loader(4, rows(8 + 12 * hvd.rank())), accumulate_grad_batches=2)
+        return flat(weights(module)), made.global_step, made.callback_metrics["loss_epoch"].item()
+
+    one, two = pair.run(uneven)
+    assert one == two
+    assert one[1] == 2 * 3
+
+
 class Rows(torch.utils.data.IterableDataset):
     """Its length is not known."""
 

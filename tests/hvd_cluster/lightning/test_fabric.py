@@ -61,6 +61,38 @@ def test_mixed_precision(pair):
     assert on_two(pair, precision="bf16-mixed") == pytest.approx(on_two(pair), rel=0.2, abs=0.05)
 
 
+def test_options_of_the_optimizer(pair):
+    def small():
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.lightning import HorovodFabricStrategy
+
+        strategy = HorovodFabricStrategy(compression=hvd.Compression.fp16)
+        return train(fabric(strategy=strategy), 4, (hvd.rank(), 2))
+
+    one, two = pair.run(small)
+    exact = on_two(pair)
+    assert one == two != exact
+    assert one == pytest.approx(exact, rel=0.05, abs=0.01)
+
+
+def test_a_module_is_set_up_again(pair):
+    """The first optimizer is gone, and combines nothing any more."""
+
+    def twice():
+        import hvd_cluster.torch as hvd
+
+        made, network = fabric(), perceptron()
+        for _ in range(2):
+            module, optimizer = made.setup(network, torch.optim.SGD(network.parameters(), lr=0.05))
+            made.backward(module(torch.full((1, 4), float(hvd.rank()))).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        return flat(weights(network))
+
+    one, two = pair.run(twice)
+    assert one == two
+
+
 def test_collectives(pair):
     def call():
         import hvd_cluster.torch as hvd

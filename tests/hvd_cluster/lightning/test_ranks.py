@@ -129,6 +129,23 @@ def test_devices_and_arguments_are_refused_when_the_trainer_is_made(pair):
     assert "bucket_cap_mb" in argument
 
 
+def test_a_strategy_shows_its_arguments_and_can_be_pickled(pair):
+    def copy():
+        import inspect
+        import pickle
+
+        import hvd_cluster.lightning
+        import hvd_cluster.lightning.pytorch_lightning as other
+
+        made = [home.HorovodStrategy(gradient_predivide_factor=2.0) for home in (hvd_cluster.lightning, other)]
+        twins = pickle.loads(pickle.dumps(made))
+        assert [type(each) for each in twins] == [type(each) for each in made]
+        assert [trainer(package, strategy=each).world_size for package, each in zip(PACKAGES, twins, strict=True)]
+        return list(inspect.signature(type(made[0])).parameters)[:3]
+
+    assert pair.run(copy)[0] == ["compression", "op", "gradient_predivide_factor"]
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_strategy_of_the_other_package_is_named(pair, package):
     def ask():

@@ -148,6 +148,35 @@ def test_two_optimizers_by_hand(pair, kind):
     assert one == pytest.approx(pair.run(lambda: by_hand("auto", 8, (0, 1)))[0], **CLOSE)
 
 
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_gradients_that_add_up_by_hand(pair, is_blocked):
+    def by_hand(strategy, batch, share):
+        module = regression()
+        module.automatic_optimization = False
+
+        def training_step(batch, batch_idx):
+            optimizer = module.optimizers()
+            is_last = batch_idx % 2 == 1
+            with optimizer.toggle_model(sync_grad=is_last or not is_blocked):
+                module.manual_backward((module.network(batch[0]) - batch[1]).square().mean())
+            if is_last:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        module.training_step = training_step
+        fit(module, loader(batch, share=share), strategy=strategy)
+        return flat(weights(module))
+
+    def with_strategy():
+        import hvd_cluster.torch as hvd
+
+        return by_hand("horovod", 4, (hvd.rank(), 2))
+
+    one, two = pair.run(with_strategy)
+    assert one == two
+    assert one == pytest.approx(pair.run(lambda: by_hand("auto", 8, (0, 1)))[0], **CLOSE)
+
+
 def test_lbfgs(pair):
     def lbfgs(strategy, batch, share):
         module = regression()
