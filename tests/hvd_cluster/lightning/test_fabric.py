@@ -61,6 +61,20 @@ def test_mixed_precision(pair):
     assert on_two(pair, precision="bf16-mixed") == pytest.approx(on_two(pair), rel=0.2, abs=0.05)
 
 
+def test_a_scaler_of_gradients(pair):
+    def scaled():
+        from lightning.fabric.plugins import MixedPrecision
+
+        import hvd_cluster.torch as hvd
+
+        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**10))
+        return train(fabric(plugins=[plugin]), 4, (hvd.rank(), 2), clip=0.3)
+
+    one, two = pair.run(scaled)
+    assert one == two
+    assert one == pytest.approx(on_two(pair, clip=0.3), rel=0.1, abs=0.02)
+
+
 def test_options_of_the_optimizer(pair):
     def small():
         import hvd_cluster.torch as hvd

@@ -200,6 +200,36 @@ def test_mixed_precision(pair):
     assert one[0] == pytest.approx(pair.run(train)[0][0], rel=0.2, abs=0.05)
 
 
+def test_a_scaler_of_gradients(pair):
+    """Its first scale is too large on rank 1 only: all ranks skip the step, and then take the same ones."""
+
+    def scaled():
+        from lightning.pytorch.plugins import MixedPrecision
+
+        import hvd_cluster.torch as hvd
+
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        module = regression(seed=hvd.rank())
+        broken = []
+        forward = module.network.forward
+
+        def overflowing(inputs):
+            if hvd.rank() == 1 and not broken:
+                broken.append(True)
+                return forward(inputs) * 1e30
+            return forward(inputs)
+
+        module.network.forward = overflowing
+        plugins = [MixedPrecision("16-mixed", "cpu", scaler)]
+        fit(module, loader(4, share=(hvd.rank(), 2)), plugins=plugins, gradient_clip_val=0.3)
+        return flat(weights(module)), scaler.get_scale()
+
+    one, two = pair.run(scaled)
+    assert one == two
+    assert one[1] == 2.0**9
+    assert one[0] == pytest.approx(pair.run(lambda: train(gradient_clip_val=0.3))[0][0], rel=0.5, abs=0.2)
+
+
 def test_options_of_the_optimizer(pair):
     """The sum of the gradients at half the rate is their average; 16 bits are close to it."""
 
