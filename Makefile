@@ -39,6 +39,7 @@ examples: environment
 	$(HVDRUN) -np 2 $(BIN)/python examples/digits_uneven.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/digits_amp.py
 	$(HVDRUN) -np 2 --min-np 1 $(BIN)/python examples/elastic_digits.py
+	$(HVDRUN) -np 2 $(BIN)/python examples/lightning_digits.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/keras_digits.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/tensorflow_digits.py
 	$(HVDRUN) -np 2 --min-np 1 $(BIN)/python examples/elastic_keras.py

@@ -18,7 +18,7 @@ from hvd_cluster import common_api
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("collectives", "executors", "hvd_cluster")  # each may import itself and those before it
-FRAMEWORKS = {"torch", "tensorflow", "keras", "mxnet", "jax"}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "mxnet", "jax", "lightning"}
 CLUSTERS = {"ray", "pyspark"}
 BACKEND_LIBRARIES = {"torch", "mpi4py", "cupy", "nccl", "pygloo"}
 ARRAYS = {"numpy"}
@@ -231,7 +231,10 @@ def test_a_cluster_is_known_in_its_own_folder_only(cluster):
 def test_a_framework_is_known_in_its_own_binding_only():
     """Rooms beside a binding serve all bindings. A Shard makes the data set of a framework when it is asked for one."""
     frameworks = [each for each in _imports() if each.layer == "hvd_cluster" and each.top in FRAMEWORKS]
-    elsewhere = [each for each in frameworks if not each.path.startswith(f"hvd_cluster/{each.top}/")]
+    homes = {"torch": ("hvd_cluster/torch/", "hvd_cluster/lightning/")}  # Lightning is a part of torch's world
+    elsewhere = [
+        each for each in frameworks if not each.path.startswith(homes.get(each.top, f"hvd_cluster/{each.top}/"))
+    ]
     assert not _where(each for each in elsewhere if not (each.lazy and each.path.startswith("hvd_cluster/spark/")))
 
 
@@ -383,6 +386,8 @@ SURFACE = {
         "rest_of_epoch",
         "run",
     ],
+    "hvd_cluster.lightning": ["HorovodEnvironment", "HorovodFabricStrategy", "HorovodStrategy"],
+    "hvd_cluster.lightning.pytorch_lightning": ["HorovodEnvironment", "HorovodFabricStrategy", "HorovodStrategy"],
     "hvd_cluster.mxnet": [
         *common_api.__all__,
         "Compression",
@@ -568,6 +573,8 @@ def test_the_public_surface_is_a_decision(name):
     for library, prefix in {
         "torch": "hvd_cluster.torch",
         "keras": "hvd_cluster.keras",
+        "lightning": "hvd_cluster.lightning",
+        "pytorch_lightning": "hvd_cluster.lightning.pytorch_lightning",
         "tensorflow": "hvd_cluster.tensorflow",
         "pyspark": "hvd_cluster.spark",
     }.items():

@@ -48,8 +48,9 @@ def test_digits_says_that_a_batch_is_too_large() -> None:
     [
         ("digits_uneven.py", r"epoch  1   batches by rank \[15, 30\]   held-out accuracy [01]\.\d{4}"),
         ("digits_amp.py", r"epoch  1   loss \d\.\d{4}   held-out accuracy [01]\.\d{4}"),
+        ("lightning_digits.py", r"epoch  1   loss \d\.\d{4}   held-out accuracy [01]\.\d{4}"),
     ],
-    ids=["uneven", "amp"],
+    ids=["uneven", "amp", "lightning"],
 )
 def test_all_ranks_agree(name: str, told: str) -> None:
     epoch, verdict = _on_two(name, "--epochs", "1")

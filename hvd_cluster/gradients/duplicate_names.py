@@ -141,6 +141,10 @@ class DuplicateNames:
         claim = self._claims[optimizer] = Claim(self, member)
         return claim
 
+    def remove(self, optimizer: object) -> None:
+        """``optimizer`` is not in use any more, although it may be alive."""
+        self._claims.pop(optimizer, None)
+
     @property
     def state(self) -> tuple[int, int]:
         """Another value after each change."""

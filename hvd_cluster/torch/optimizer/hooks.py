@@ -178,6 +178,9 @@ class GradientCombiner:
         for handle in self._watches.values():
             handle.remove()
         self._watches.clear()
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            optimizers.remove(optimizer)
 
     # Backward.
 

@@ -1,0 +1,23 @@
+"""The strategy "horovod" for Lightning: ``Trainer(strategy="horovod")`` and ``Fabric(strategy="horovod")``.
+
+An import of this module registers it, in both packages of Lightning, ``lightning`` and ``pytorch_lightning``, as far as
+they are installed. The classes here are for ``lightning``; :mod:`hvd_cluster.lightning.pytorch_lightning` has those for
+``pytorch_lightning``, and so has this module where ``lightning`` is not installed.
+"""
+
+from typing import Any as _Any
+
+import hvd_cluster.torch as _torch
+from hvd_cluster.lightning.packages import PACKAGES as _PACKAGES
+from hvd_cluster.lightning.packages import classes_of as _classes_of
+
+__all__ = ["HorovodEnvironment", "HorovodFabricStrategy", "HorovodStrategy"]
+
+assert _torch
+_classes = {package.name: _classes_of(package) for package in _PACKAGES if package.is_installed}
+if not _classes:
+    raise ImportError('hvd_cluster.lightning needs Lightning: pip install "hvd-cluster[lightning]"')
+_preferred = next(iter(_classes.values()))
+HorovodEnvironment: type[_Any] = _preferred.environment
+HorovodFabricStrategy: type[_Any] = _preferred.fabric
+HorovodStrategy: type[_Any] = _preferred.trainer
