@@ -50,7 +50,9 @@ def _of_fsspec(prefix: str, scheme: str, options: Mapping[str, Any]) -> tuple[pa
     try:
         filesystem, path = fsspec.core.url_to_fs(prefix, **options)
     except (ValueError, ImportError) as error:
-        raise ValueError(f"fsspec cannot open the store {prefix!r}: {error}; use another scheme, or install it") from error
+        raise ValueError(
+            f"fsspec cannot open the store {prefix!r}: {error}; use another scheme, or install it"
+        ) from error
     return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), path
 
 

@@ -16,7 +16,7 @@ P = TypeVar("P", bound="ModelParams")
 INVALID = ("error", "skip", "keep")
 
 
-def _param(name: str, doc: str) -> Param[Any]:
+def model_param(name: str, doc: str) -> Param[Any]:
     dummy: Any = Params._dummy()
     return Param(dummy, name, doc)
 
@@ -24,16 +24,18 @@ def _param(name: str, doc: str) -> Param[Any]:
 class ModelParams(Params):
     """The parameters that the models of all frameworks have. A setter returns the model."""
 
-    history = _param("history", "the metrics of each epoch")
-    model = _param("model", "the model of the framework")
-    feature_columns = _param("feature_columns", "a column, or a list of columns, for each input of the model")
-    label_columns = _param("label_columns", "a column, or a list of columns, for each output of the model")
-    run_id = _param("run_id", "the name of the run")
-    output_cols = _param("output_cols", "the names of the columns that transform adds; default: LABEL__output")
-    _metadata = _param("_metadata", "the type of each column that the fit has used, as Spark writes it")
-    handle_invalid = _param("handle_invalid", "rows with a null among the features: 'error', 'skip' or 'keep'")
-    transform_batch_size = _param("transform_batch_size", "rows in a call of the model; None: up to 4 MiB of inputs")
-    transform_on_gpu = _param("transform_on_gpu", "whether transform uses the GPUs of the executors")
+    history = model_param("history", "the metrics of each epoch")
+    model = model_param("model", "the model of the framework")
+    feature_columns = model_param("feature_columns", "a column, or a list of columns, for each input of the model")
+    label_columns = model_param("label_columns", "a column, or a list of columns, for each output of the model")
+    run_id = model_param("run_id", "the name of the run")
+    output_cols = model_param("output_cols", "the names of the columns that transform adds; default: LABEL__output")
+    _metadata = model_param("_metadata", "the type of each column that the fit has used, as Spark writes it")
+    handle_invalid = model_param("handle_invalid", "rows with a null among the features: 'error', 'skip' or 'keep'")
+    transform_batch_size = model_param(
+        "transform_batch_size", "rows in a call of the model; None: up to 4 MiB of inputs"
+    )
+    transform_on_gpu = model_param("transform_on_gpu", "whether transform uses the GPUs of the executors")
 
     def __init__(self) -> None:
         super().__init__()
