@@ -50,6 +50,11 @@ class BatchLayout:
         weights = named[self.weight].to(device, dtype).reshape(-1) if self.weight else None
         return [each.to(device) for each in shaped], [each.to(device) for each in targets], weights
 
+    def inputs(self, matrices: Sequence[torch.Tensor], device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+        """The inputs of rows that are only scored, as those of :meth:`tensors`. Raises ValueError."""
+        floats = [matrix.to(dtype) for matrix in matrices]
+        return [each.to(device) for each in self._shaped(floats, self.input_shapes, "input_shapes", self.features, 1)]
+
     def _named(self, batch: Sequence[Any]) -> dict[Any, torch.Tensor]:
         named = dict(zip(map(key_of, self.features), batch[0], strict=True))
         named.update(zip(map(key_of, self.labels), batch[1], strict=True))
