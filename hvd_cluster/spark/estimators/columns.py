@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+
+from hvd_cluster.spark.rows.columns import ColumnKind, Stack
 
 __all__ = ["FitColumns", "Names"]
 
@@ -67,6 +70,25 @@ def check_labels(labels: Names, settings: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"{name} has {len(value)} values, but label_cols names {len(labels)}: {labels}; give one for each label"
             )
+
+
+def check_shapes(name: str, shapes: Sequence[Sequence[int]] | None, stacks: Sequence[Stack]) -> None:
+    """Raise ValueError where a row of columns of numbers cannot have the shape that the parameter ``name`` says.
+
+    ``shapes`` are those of a row. How many elements vectors and arrays have is known in the workers only.
+    """
+    for shape, stack in zip(shapes, stacks, strict=True) if shapes is not None else ():
+        names = [column.name for column in stack.columns]
+        if all(column.kind is ColumnKind.SCALAR for column in stack.columns) and not _fits(len(names), shape):
+            raise ValueError(
+                f"{name} says that a row of {', '.join(names)} has the shape {list(shape)}, but it has {len(names)} "
+                "elements; correct the shape"
+            )
+
+
+def _fits(elements: int, shape: Sequence[int]) -> bool:
+    known = math.prod(size for size in shape if size != -1)
+    return known > 0 and elements % known == 0 if -1 in shape else known == elements
 
 
 def with_boolean_validation(df: DataFrame, validation: Any) -> DataFrame:

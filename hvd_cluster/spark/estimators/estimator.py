@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyspark.ml import Estimator
@@ -15,8 +15,15 @@ from hvd_cluster.spark.dataframe import rows_of
 from hvd_cluster.spark.estimators import progress
 from hvd_cluster.spark.estimators.backend import chosen_backend
 from hvd_cluster.spark.estimators.checkpoints import RunFolder
-from hvd_cluster.spark.estimators.columns import FitColumns, check_labels, metadata_of, with_boolean_validation
+from hvd_cluster.spark.estimators.columns import (
+    FitColumns,
+    check_labels,
+    check_shapes,
+    metadata_of,
+    with_boolean_validation,
+)
 from hvd_cluster.spark.estimators.params import EstimatorParams
+from hvd_cluster.spark.rows.columns import Stack
 
 __all__ = ["HorovodEstimator"]
 
@@ -62,8 +69,10 @@ class HorovodEstimator(Estimator[Any], EstimatorParams):
             **{name: settings[name] for name in ("batch_size", "validation", "shuffle")},
             "seed": settings["random_seed"] or 0,
         }
-        rows_of(df, **rows)  # raises what is wrong with the columns
+        selection = rows_of(df, **rows).selection  # raises what is wrong with the columns
         check_labels(columns.labels, settings)
+        check_shapes("label_shapes", settings["label_shapes"], selection.labels)
+        self._check_features(settings, selection.features)
         elastic = {name: settings[name] for name in ("min_num_proc", "max_num_proc") if settings[name] is not None}
         check_steps(settings, bool(elastic))
         return rows, columns, elastic
@@ -71,6 +80,9 @@ class HorovodEstimator(Estimator[Any], EstimatorParams):
     @abstractmethod
     def _check(self, settings: Mapping[str, Any]) -> None:
         """Raise ValueError for parameters that do not fit together."""
+
+    def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
+        """Raise ValueError where the columns of the features do not fit the other parameters."""
 
     @abstractmethod
     def _training(

@@ -64,15 +64,6 @@ def is_better(value: float | None, best: float | None) -> bool:
     return value < best or (math.isnan(best) and not math.isnan(value))
 
 
-def best_of(values: Sequence[float | None]) -> int:
-    """The number of the best epoch: the first one with the least of ``values``; the last one where they are None."""
-    best = 0
-    for epoch, value in enumerate(values):
-        if value is None or is_better(value, values[best]):
-            best = epoch
-    return best
-
-
 def has_stalled(values: Sequence[float], patience: int, min_delta: float = 0.0) -> bool:
     """Whether none of the last ``patience`` values is below the least one before by more than ``min_delta``."""
     best, waited = math.inf, 0

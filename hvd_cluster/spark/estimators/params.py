@@ -47,13 +47,6 @@ def whole(least: int) -> Convert:
     return lambda name, value: check_integer(value, name, least)
 
 
-def positive_number(name: str, value: Any) -> float:
-    """A number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
-        raise ValueError(f"{name} is {value!r}, but must be a number above 0")
-    return float(value)
-
-
 def listed(name: str, value: Any) -> list[Any]:
     """A list of its own, so that later changes to the caller's list have no effect; one value becomes a list."""
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from collectives import override
 from hvd_cluster.spark.estimators.checkpoints import RunFolder
-from hvd_cluster.spark.estimators.columns import FitColumns
+from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes
 from hvd_cluster.spark.estimators.estimator import HorovodEstimator
 from hvd_cluster.spark.estimators.params import EstimatorParameter, called, listed, shapes, whole, with_parameters
+from hvd_cluster.spark.rows.columns import Stack
 from hvd_cluster.spark.torch.batches import BatchLayout, for_each_label, metric_groups, unreduced
 from hvd_cluster.spark.torch.callbacks import FitCallback
 from hvd_cluster.spark.torch.model import TorchModel
@@ -71,6 +72,19 @@ class TorchEstimator(HorovodEstimator):
                 raise ValueError(f"callbacks has {callback!r}, but must have objects of a subclass of FitCallback only")
 
     @override
+    def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
+        shapes = settings["input_shapes"]
+        if shapes is not None and len(shapes) != len(stacks):
+            raise ValueError(
+                f"input_shapes has {len(shapes)} shapes, but the feature columns make {len(stacks)} inputs; give one "
+                "for each"
+            )
+        for shape in shapes or ():
+            if not shape or shape[0] != -1:
+                raise ValueError(f"input_shapes has {shape}, but a shape must begin with -1, which stands for the rows")
+        check_shapes("input_shapes", shapes and [shape[1:] for shape in shapes], stacks)
+
+    @override
     def _training(
         self, settings: Mapping[str, Any], columns: FitColumns, run: RunFolder, elastic: bool
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -114,21 +128,11 @@ def _check_losses(settings: Mapping[str, Any]) -> None:
 
 
 def _layout(settings: Mapping[str, Any], columns: FitColumns) -> BatchLayout:
-    """Raises ValueError where the shapes do not fit the columns."""
-    input_shapes = settings["input_shapes"]
-    if input_shapes is not None and len(input_shapes) != len(columns.features):
-        raise ValueError(
-            f"input_shapes has {len(input_shapes)} shapes, but there are {len(columns.features)} feature columns: "
-            f"{columns.features}; give one for each"
-        )
-    for shape in input_shapes or ():
-        if not shape or shape[0] != -1:
-            raise ValueError(f"input_shapes has {shape}, but a shape must begin with -1, which stands for the rows")
     return BatchLayout(
         columns.features,
         columns.labels,
         columns.weight,
-        input_shapes,
+        settings["input_shapes"],
         settings["label_shapes"],
         settings["transformation_fn"],
     )

@@ -7,6 +7,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +37,7 @@ from hvd_cluster.spark.torch.payload import (
 )
 
 LOSS = "loss"
+ABOUT_DTYPES = "Inputs come as floats; a model with an embedding calls long() on them, or transformation_fn does."
 History = list[dict[str, Any]]
 
 
@@ -201,7 +203,8 @@ class Training:
         if self.fit.terminate_on_nan and not torch.isfinite(loss).all():
             where = f"step {self._step + 1} of epoch {self._epoch + 1} on rank {basics.rank()}"
             raise FloatingPointError(
-                f"the loss is {float(loss)} in {where}; look for rows with NaN or very large numbers, or lower the learning rate"
+                f"the loss is {float(loss)} in {where}; look for rows with NaN or very large numbers, or lower the "
+                "learning rate"
             )
 
     def _train_batch(self, batch: Sequence[Any], averages: RowAverages) -> None:
@@ -209,7 +212,7 @@ class Training:
         rows = len(inputs[0])
         minibatch = self.fit.minibatch or train_minibatch
         self._seen_loss = None
-        with self._normal(rows):
+        with self._normal(rows), self._described(inputs, labels):
             outputs, loss = minibatch(
                 self.model,
                 self.optimizer,
@@ -226,6 +229,17 @@ class Training:
         outputs, labels = fitted_outputs(outputs, labels)
         averages.add(rows, {LOSS: seen, **metric_values(self._metrics, outputs, labels)})
         self._step += 1
+
+    @contextmanager
+    def _described(self, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> Iterator[None]:
+        """An error inside, in the first step, gets a note about the tensors."""
+        try:
+            yield
+        except Exception as error:
+            found: Any = error  # the oldest Python that mypy looks for has no notes; PySpark needs a newer one
+            if self._step == 0:
+                found.add_note(f"The model got {_shown(inputs)}, and the labels are {_shown(labels)}. {ABOUT_DTYPES}")
+            raise
 
     def _normal(self, rows: int) -> Any:
         """A single row has no variance, so layers of batch norm use their running averages for it."""
@@ -424,6 +438,10 @@ def losses_of(record: Mapping[str, Any]) -> tuple[float, float | None]:
     return record["train"][LOSS], record["validation"][LOSS] if "validation" in record else None
 
 
+def _shown(tensors: Sequence[torch.Tensor]) -> str:
+    return ", ".join(f"{str(each.dtype).removeprefix('torch.')} of shape {tuple(each.shape)}" for each in tensors)
+
+
 def _accepted(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``values`` that ``function`` has arguments for."""
     parameters = inspect.signature(function).parameters
@@ -432,16 +450,12 @@ def _accepted(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[s
     return {name: value for name, value in values.items() if name in parameters}
 
 
-class _evaluating:
+@contextmanager
+def _evaluating(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Inside, ``modules`` are in evaluation mode."""
-
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        self._modules = [module for module in modules if module.training]
-
-    def __enter__(self) -> None:
-        for module in self._modules:
-            module.eval()
-
-    def __exit__(self, *_: object) -> None:
-        for module in self._modules:
+    changed = [module.eval() for module in modules if module.training]
+    try:
+        yield
+    finally:
+        for module in changed:
             module.train()
