@@ -22,10 +22,11 @@ from hvd_cluster.spark.estimators.columns import (
     metadata_of,
     with_boolean_validation,
 )
+from hvd_cluster.spark.estimators.model import HorovodModel
 from hvd_cluster.spark.estimators.params import EstimatorParams
 from hvd_cluster.spark.rows.columns import Stack
 
-__all__ = ["HorovodEstimator"]
+__all__ = ["HorovodEstimator", "HorovodModel"]
 
 logger = logging.getLogger(__name__)
 
