@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import posixpath
 import uuid
@@ -45,10 +46,8 @@ def _of_fsspec(prefix: str, scheme: str, options: Mapping[str, Any]) -> tuple[pa
             f"the store {prefix!r} needs fsspec, because {why}: pip install fsspec, and what it needs for {scheme}; or "
             f"use a local path or one of {', '.join(sorted(ARROW_SCHEMES))}"
         )
-    import fsspec
-
     try:
-        filesystem, path = fsspec.core.url_to_fs(prefix, **options)
+        filesystem, path = importlib.import_module("fsspec.core").url_to_fs(prefix, **options)
     except (ValueError, ImportError) as error:
         raise ValueError(
             f"fsspec cannot open the store {prefix!r}: {error}; use another scheme, or install it"

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.ml import Model
 from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.ml.param import Param
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StructType, UserDefinedType
 
@@ -27,6 +27,7 @@ from hvd_cluster.spark.estimators.outputs import (
     output_columns,
     widths_of,
 )
+from hvd_cluster.spark.estimators.persistence import Persistent
 from hvd_cluster.spark.estimators.scoring import LoadPredict, Scoring, predicted
 from hvd_cluster.spark.estimators.shipping import Shipment, digest_of
 from hvd_cluster.spark.rows import columns as row_columns
@@ -41,7 +42,7 @@ STRUCT = "_hvd_outputs"
 CASE_SENSITIVE = "spark.sql.caseSensitive"
 
 
-class HorovodModel(Model, ModelParams):
+class HorovodModel(Model, ModelParams, Persistent):
     """A trained model: ``transform`` adds its outputs to a DataFrame, a column for each label.
 
     By Spark ML's convention a model has the uid of its estimator, and so the estimator's parameters of the same name.
@@ -139,7 +140,8 @@ class HorovodModel(Model, ModelParams):
 
     def _trial_inputs(self, dataset: DataFrame, selection: Selection) -> list[npt.NDArray[Any]] | None:
         """A row of zeros where the shapes are known, otherwise the first row."""
-        shapes = self._input_shapes() or [None] * len(selection.features)
+        unknown: Sequence[Shape | None] = [None] * len(selection.features)
+        shapes = self._input_shapes() or unknown
         widths = [_width(stack, shape) for stack, shape in zip(selection.features, shapes, strict=True)]
         if None not in widths:
             pairs = zip(selection.features, widths, strict=True)
@@ -206,10 +208,9 @@ def _output(column: OutputColumn, field: Column) -> Column:
 
 def _arrow_udf(batches: Callable[[Iterator[Any]], Iterator[pa.StructArray]], spark_type: str) -> Any:
     """Raises ImportError where PySpark is too old."""
-    try:
-        from pyspark.sql.functions import arrow_udf
-    except ImportError as error:
-        raise ImportError("transform needs UDFs on Arrow: pip install 'pyspark>=4.1'") from error
+    arrow_udf = getattr(F, "arrow_udf", None)
+    if arrow_udf is None:
+        raise ImportError("transform needs UDFs on Arrow: pip install 'pyspark>=4.1' on the driver and the executors")
 
     def scores(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         return batches(columns)

@@ -57,8 +57,8 @@ class OutputColumn:
         shape = output.shape
         if not shape or shape[0] != rows:
             raise ValueError(
-                f"for {rows} rows the model returned an output of shape {shape} for {self.label!r}; its first dimension "
-                "must be the rows"
+                f"for {rows} rows the model returned an output of shape {shape} for {self.label!r}; its first "
+                "dimension must be the rows"
             )
         matrix = output.reshape(rows, -1) if output.size else output.reshape(rows, int(np.prod(shape[1:])))
         if self.spark_type is not None and matrix.shape[1] != 1:

@@ -108,13 +108,13 @@ def _check_rows(outputs: Sequence[Array], rows: int) -> None:
     for output in outputs:
         if not output.shape or output.shape[0] != rows:
             raise ValueError(
-                f"for {rows} rows the model returned an output of shape {output.shape}; its first dimension must be the "
-                "rows"
+                f"for {rows} rows the model returned an output of shape {output.shape}; its first dimension must be "
+                "the rows"
             )
 
 
 def assigned_gpu() -> int:
-    """The GPU that Spark has assigned to this task, or else the number of the task, for the GPUs of its host in turn."""
+    """The GPU that Spark has assigned to this task, or else the number of the task: its host's GPUs take turns."""
     context = TaskContext.get()
     if context is None:
         return 0

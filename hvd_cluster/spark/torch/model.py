@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from pyspark import TaskContext
 from collectives import override
 from hvd_cluster.spark.estimators.model import HorovodModel, Shape
 from hvd_cluster.spark.estimators.model_params import model_param
+from hvd_cluster.spark.estimators.saved_form import BlobFormat
 from hvd_cluster.spark.estimators.scoring import LoadPredict
 from hvd_cluster.spark.torch.batches import BatchLayout
 from hvd_cluster.spark.torch.payload import optimizer_of, packed, unpacked
@@ -21,6 +22,10 @@ __all__ = ["TorchModel"]
 
 T = TypeVar("T", bound="TorchModel")
 Array = npt.NDArray[Any]
+
+
+TORCH_BLOBS = dict.fromkeys(("model", "optimizer", "loss", "loss_constructors"), BlobFormat("torch", packed, unpacked))
+"""One file of ``torch.save``, so that an optimizer keeps the parameters of its model. To load it runs code."""
 
 
 class TorchModel(HorovodModel):
@@ -45,6 +50,8 @@ class TorchModel(HorovodModel):
         "loss",
         "loss_constructors",
     }
+
+    BLOB_FORMATS: ClassVar[Mapping[str, BlobFormat]] = TORCH_BLOBS
 
     input_shapes = model_param("input_shapes", "the shape of each input, with -1 for the rows")
     optimizer = model_param("optimizer", "the optimizer")
