@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hvd_cluster.spark.estimators.store import Store
 from hvd_cluster.spark.estimators.checkpoints import EpochRange, RunFolder
+from hvd_cluster.spark.estimators.store import Store
 
 
 @pytest.mark.parametrize(

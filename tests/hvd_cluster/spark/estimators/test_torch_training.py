@@ -11,8 +11,8 @@ import cloudpickle  # noqa: E402
 import fake_shards  # noqa: E402
 from fake_shards import FakeShard, line  # noqa: E402
 
-from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.estimators.checkpoints import RunFolder  # noqa: E402
+from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
 from hvd_cluster.spark.torch.callbacks import EarlyStopping, FitCallback, SchedulerCallback  # noqa: E402
 from hvd_cluster.spark.torch.payload import checkpoint_of, packed  # noqa: E402
