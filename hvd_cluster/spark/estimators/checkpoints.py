@@ -15,6 +15,9 @@ __all__ = ["EpochRange", "RunFolder"]
 class RunStore(Protocol):
     """What a fit needs of a ``Store``."""
 
+    def saving_runs(self) -> bool:
+        """Whether runs are kept."""
+
     def get_run_path(self, run_id: str) -> str:
         """The folder of a run."""
 
@@ -36,7 +39,7 @@ class RunStore(Protocol):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of the run ``run_id`` in ``store``; without a store nothing is written. Workers get a copy."""
+    """The folder of the run ``run_id`` in ``store``; without one nothing is written. Workers get a copy."""
 
     store: Any
     run_id: str
@@ -49,7 +52,8 @@ class RunFolder:
                 f"run_id is {run_id!r}, but there is no store, which would keep its checkpoint; give store=, as with "
                 "Store.create(path)"
             )
-        return cls(store, run_id or f"{prefix}_{time.time_ns()}")
+        keeps_runs = store is not None and store.saving_runs()
+        return cls(store if keeps_runs else None, run_id or f"{prefix}_{time.time_ns()}")
 
     def check_writable(self, about: Mapping[str, Any]) -> None:
         """Write what a fit is ``about`` into the folder. Raises ValueError where that is impossible."""

@@ -22,10 +22,12 @@ from hvd_cluster.spark.estimators.columns import (
     metadata_of,
     with_boolean_validation,
 )
+from hvd_cluster.spark.estimators.model import HorovodModel
 from hvd_cluster.spark.estimators.params import EstimatorParams
+from hvd_cluster.spark.estimators.persistence import Persistent
 from hvd_cluster.spark.rows.columns import Stack
 
-__all__ = ["HorovodEstimator"]
+__all__ = ["HorovodEstimator", "HorovodModel"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ def check_steps(settings: Mapping[str, Any], elastic: bool) -> None:
         )
 
 
-class HorovodEstimator(Estimator[Any], EstimatorParams):
+class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
     """Fits a model on workers in the executors of Spark, which share the rows of a DataFrame.
 
     A subclass has what depends on the framework.

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params
 
 from executors import check_integer
+from hvd_cluster.spark.estimators.model_params import ModelParams
 
-__all__ = ["EstimatorParameter", "EstimatorParams", "ParameterEffect", "with_parameters"]
+__all__ = ["EstimatorParameter", "EstimatorParams", "ModelParams", "ParameterEffect", "with_parameters"]
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from hvd_cluster.spark.estimators.params import EstimatorParameter, called, list
 from hvd_cluster.spark.rows.columns import Stack
 from hvd_cluster.spark.torch.batches import BatchLayout, for_each_label, metric_groups, unreduced
 from hvd_cluster.spark.torch.callbacks import FitCallback
-from hvd_cluster.spark.torch.model import TorchModel
+from hvd_cluster.spark.torch.model import TORCH_BLOBS, TorchModel
 from hvd_cluster.spark.torch.payload import optimizer_of, packed
 from hvd_cluster.spark.torch.training import TorchFit, train
 
@@ -58,6 +58,7 @@ class TorchEstimator(HorovodEstimator):
     """
 
     RUN_PREFIX = "pytorch"
+    BLOB_FORMATS = TORCH_BLOBS
 
     @override
     def _check(self, settings: Mapping[str, Any]) -> None:

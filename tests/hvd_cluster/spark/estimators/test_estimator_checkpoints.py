@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from stores import FolderStore
 
 from hvd_cluster.spark.estimators.checkpoints import EpochRange, RunFolder
+from hvd_cluster.spark.estimators.store import Store
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_the_epochs_after_an_earlier_fit(epochs, done, earlier, expected):
 
 
 def test_a_run_is_written_and_read(tmp_path):
-    run = RunFolder.of(FolderStore(tmp_path), "mine", "pytorch")
+    run = RunFolder.of(Store.create(tmp_path), "mine", "pytorch")
     assert run.read() is None
     run.check_writable({"epochs": 3})
     run.write(b"weights", [{"epoch": 0}])
@@ -33,7 +33,7 @@ def test_a_run_is_written_and_read(tmp_path):
 
 
 def test_each_run_has_a_name_of_its_own(tmp_path):
-    names = {RunFolder.of(FolderStore(tmp_path), None, "pytorch").run_id for _ in range(3)}
+    names = {RunFolder.of(Store.create(tmp_path), None, "pytorch").run_id for _ in range(3)}
     assert len(names) == 3
     assert all(name.startswith("pytorch_") for name in names)
 
@@ -46,7 +46,7 @@ def test_a_run_id_without_a_store():
 def test_a_store_that_cannot_be_written(tmp_path):
     (tmp_path / "runs").write_text("in the way")
     with pytest.raises(ValueError, match=r"the store cannot be written: .*fit.json.*give a store="):
-        RunFolder.of(FolderStore(tmp_path), "mine", "pytorch").check_writable({})
+        RunFolder.of(Store.create(tmp_path), "mine", "pytorch").check_writable({})
 
 
 def test_without_a_store_nothing_is_written():
@@ -54,3 +54,11 @@ def test_without_a_store_nothing_is_written():
     run.check_writable({})
     run.write(b"weights", [])
     assert run.read() is None
+
+
+def test_a_store_that_keeps_no_runs(tmp_path):
+    run = RunFolder.of(Store.create(tmp_path, save_runs=False), "mine", "pytorch")
+    run.check_writable({})
+    run.write(b"weights", [])
+    assert run.read() is None
+    assert list(tmp_path.iterdir()) == []

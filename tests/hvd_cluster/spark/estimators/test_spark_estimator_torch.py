@@ -13,13 +13,11 @@ from pyspark.sql import functions as F
 from pyspark.util import inheritable_thread_target
 from spark_cluster import eventually
 from spark_training import SECONDS, executor_of
-from stores import FolderStore
 
 torch = pytest.importorskip("torch")
 
-import cloudpickle  # noqa: E402
-import stores  # noqa: E402
 
+from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch import EarlyStopping, FitCallback, TorchEstimator  # noqa: E402
 
 # Spark keeps its own processes and connections, and torch sets a variable.
@@ -27,13 +25,6 @@ pytestmark = [
     pytest.mark.usefixtures("nothing_left"),
     pytest.mark.leaves("descriptors", "processes", "environment"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def stores_by_value():
-    cloudpickle.register_pickle_by_value(stores)
-    yield
-    cloudpickle.unregister_pickle_by_value(stores)
 
 
 def points(spark, rows=600):
@@ -89,7 +80,7 @@ def test_all_kinds_of_columns_in_one_fit(spark, tmp_path):
         val_batch_size=7,
         epochs=8,
         random_seed=3,
-        store=FolderStore(tmp_path),
+        store=Store.create(tmp_path),
         run_id="mine",
     )
     fitted = estimator.fit(df)

@@ -9,11 +9,10 @@ torch = pytest.importorskip("torch")
 
 import cloudpickle  # noqa: E402
 import fake_shards  # noqa: E402
-import stores  # noqa: E402
 from fake_shards import FakeShard, line  # noqa: E402
-from stores import FolderStore  # noqa: E402
 
 from hvd_cluster.spark.estimators.checkpoints import RunFolder  # noqa: E402
+from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
 from hvd_cluster.spark.torch.callbacks import EarlyStopping, FitCallback, SchedulerCallback  # noqa: E402
 from hvd_cluster.spark.torch.payload import checkpoint_of, packed  # noqa: E402
@@ -25,11 +24,9 @@ ONE, TWO = [pytest.mark.parametrize("ranks", [size], indirect=True) for size in 
 
 @pytest.fixture(autouse=True, scope="module")
 def modules_by_value():
-    for module in (fake_shards, stores):
-        cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(fake_shards)
     yield
-    for module in (fake_shards, stores):
-        cloudpickle.unregister_pickle_by_value(module)
+    cloudpickle.unregister_pickle_by_value(fake_shards)
 
 
 def fit_of(model=None, optimizer=None, run=None, layout=None, **options):
@@ -316,7 +313,7 @@ class Fail(FitCallback):
 
 @TWO
 def test_a_failed_fit_goes_on_from_its_checkpoint(ranks, tmp_path):
-    run, shards = RunFolder(FolderStore(tmp_path), "mine"), (line(8, validation=line(4)), line(20, validation=line(4)))
+    run, shards = RunFolder(Store.create(tmp_path), "mine"), (line(8, validation=line(4)), line(20, validation=line(4)))
 
     def momentum():
         model = torch.nn.Linear(1, 1, bias=False)
