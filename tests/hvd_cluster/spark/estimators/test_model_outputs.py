@@ -45,7 +45,7 @@ def test_names():
 
 @pytest.mark.parametrize("names", [["p"], ["p", "q", "r"], ["p", "p"]])
 def test_a_name_for_each_label(names):
-    with pytest.raises(ValueError, match="output_cols is .* one name for each of the label columns"):
+    with pytest.raises(ValueError, match=r"output_cols is .* one name for each of the label columns"):
         output_columns(["y", "z"], names, {})
 
 
@@ -86,7 +86,7 @@ def test_shapes_that_do_not_fit():
         OutputColumn("p", "y", None).arrow(np.ones((1, 2)), 3)
     with pytest.raises(ValueError, match=r"the model returned 2 numbers for each row, an output of shape \(3, 2\)"):
         OutputColumn("p", "y", "int").arrow(np.ones((3, 2)), 3)
-    with pytest.raises(ValueError, match="the model returned 2 outputs, but there are 1 label columns: \\['y'\\]"):
+    with pytest.raises(ValueError, match=r"the model returned 2 outputs, but there are 1 label columns: \['y'\]"):
         check_outputs([np.ones(3), np.ones(3)], ["y"])
     assert widths_of([np.ones(1), np.ones((1, 2, 3))], ["y", "z"]) == [1, 6]
 
@@ -94,5 +94,5 @@ def test_shapes_that_do_not_fit():
 def test_a_name_that_is_taken():
     columns = output_columns(["y"], ["P"], {})
     check_names_are_free(columns, ["p", "q"], case_sensitive=True)
-    with pytest.raises(ValueError, match="has a column 'P' already, .* setOutputCols"):
+    with pytest.raises(ValueError, match=r"has a column 'P' already, .* setOutputCols"):
         check_names_are_free(columns, ["p", "q"], case_sensitive=False)

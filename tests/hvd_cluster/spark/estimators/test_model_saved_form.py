@@ -83,7 +83,9 @@ def test_a_folder_that_was_not_written_to_the_end(monkeypatch):
 
 
 def test_metadata_of_others():
-    with pytest.raises(ValueError, match="/m has the class 'pyspark.ml.feature.X' in the format None, but this release"):
+    with pytest.raises(
+        ValueError, match=r"/m has the class 'pyspark.ml.feature.X' in the format None, but here is format"
+    ):
         checked_metadata("/m", '{"class": "pyspark.ml.feature.X", "paramMap": {}}')
 
 

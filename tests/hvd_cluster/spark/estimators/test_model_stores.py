@@ -106,13 +106,13 @@ def test_a_relative_path_means_the_same_folder_later(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("run_id", ["", "..", "a/b", None])
 def test_a_run_id_is_the_name_of_a_folder(tmp_path, run_id):
-    with pytest.raises(ValueError, match="run_id is .* must be the name of a folder"):
+    with pytest.raises(ValueError, match=r"run_id is .* must be the name of a folder"):
         Store.create(tmp_path).get_run_path(run_id)
 
 
 @pytest.mark.parametrize("prefix", ["", None, 3])
 def test_a_prefix_is_a_path(prefix):
-    with pytest.raises((ValueError, TypeError), match="prefix_path is|expected str"):
+    with pytest.raises((ValueError, TypeError), match=r"prefix_path is|expected str"):
         Store.create(prefix)
 
 
@@ -129,7 +129,7 @@ def test_a_scheme_that_nobody_knows(monkeypatch):
 def test_a_store_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
     store = Store.create(tmp_path / "file")
-    with pytest.raises(OSError, match="checkpoint cannot be written: .*give a store whose folder"):
+    with pytest.raises(OSError, match=r"checkpoint cannot be written: .*give a store whose folder"):
         store.write_bytes(store.get_checkpoint_path("run"), b"")
 
 
