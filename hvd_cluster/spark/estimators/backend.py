@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -28,8 +28,10 @@ def default_num_proc() -> int:
 
 
 class EstimatorBackend(ABC):
-    """Runs a function on workers. An estimator needs the rows there, too, so it takes a :class:`SparkBackend`, or a
-    subclass, or another object that has its method ``run_on_dataframe``.
+    """Runs a function on workers, which may be anywhere.
+
+    A fit needs the rows there, too. A backend with a method ``run_on_dataframe``, such as :class:`SparkBackend`, brings
+    them. For others Spark writes them to Parquet files in the store, which are removed at the end of the fit.
     """
 
     @abstractmethod
@@ -73,9 +75,13 @@ class SparkBackend(EstimatorBackend):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
+        show: Callable[[FitProgress], None] | None = None,
     ) -> list[Any]:
-        """The values of ``fn(*args, **kwargs)`` by rank. Raises what :func:`hvd_cluster.spark.run` raises."""
-        return spark.run(fn, args, kwargs, self._size, env=self._variables(env), **self._launch)
+        """The values of ``fn(*args, **kwargs)`` by rank; ``show`` gets the progress of a fit.
+
+        Raises what :func:`hvd_cluster.spark.run` raises.
+        """
+        return spark.run(fn, args, kwargs, self._size, env=self._variables(env), **self._shown(show))
 
     def run_on_dataframe(
         self,
@@ -91,10 +97,7 @@ class SparkBackend(EstimatorBackend):
         ``rows`` are the arguments of :func:`hvd_cluster.spark.run_on_dataframe` about the rows and about workers that
         come and go. Raises what that function raises.
         """
-        launch: dict[str, Any] = {**self._launch, **rows}
-        if show is not None:
-            inner: TextIO | None = self._launch.get("stdout")
-            launch["stdout"] = ProgressStream(inner, show)
+        launch = {**self._shown(show), **rows}
         return spark.run_on_dataframe(fn, df, args, num_proc=self._size, env=self._variables(env), **launch)
 
     @override
@@ -102,12 +105,17 @@ class SparkBackend(EstimatorBackend):
         """The number of workers."""
         return self._size or default_num_proc()
 
+    def _shown(self, show: Callable[[FitProgress], None] | None) -> dict[str, Any]:
+        if show is None:
+            return self._launch
+        return {**self._launch, "stdout": ProgressStream(self._launch.get("stdout"), show)}
+
     def _variables(self, env: Mapping[str, str] | None) -> dict[str, str]:
         return {**self._env, **(env or {})}
 
 
 def chosen_backend(backend: Any, num_proc: int | None, verbose: int) -> Any:
-    """The backend of a fit. Raises ValueError where both are given, or where ``backend`` cannot bring the rows."""
+    """The backend of a fit. Raises ValueError where both are given, or where ``backend`` is none."""
     if backend is None:
         return SparkBackend(num_proc, verbose=verbose)
     if num_proc is not None:
@@ -115,9 +123,9 @@ def chosen_backend(backend: Any, num_proc: int | None, verbose: int) -> Any:
             f"num_proc is {num_proc} and there is a backend, too; give the number to the backend, as in "
             f"SparkBackend(num_proc={num_proc})"
         )
-    if not callable(getattr(backend, ROW_CALL, None)):
+    if not callable(getattr(backend, "run", None)):
         raise ValueError(
-            f"backend is {backend!r}, which has no method {ROW_CALL}, so the rows cannot reach its workers; make it a "
-            "subclass of SparkBackend, or leave it out"
+            f"backend is {backend!r}, but must have the methods run() and num_processes(), as a SparkBackend; or leave "
+            "it out"
         )
     return backend

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from hvd_cluster.spark.rows.columns import ColumnKind, Stack
@@ -97,8 +97,12 @@ def with_boolean_validation(df: DataFrame, validation: Any) -> DataFrame:
         return df
     if df.schema[validation].dataType.typeName() not in FRACTIONS:
         return df
-    quoted = validation.replace("`", "``")
-    return df.withColumn(validation, F.col(f"`{quoted}`") > 0)
+    return df.withColumn(validation, quoted(validation) > 0)
+
+
+def quoted(name: str) -> Column:
+    """The column of that name, which may have dots and backticks in it."""
+    return F.col("`{}`".format(name.replace("`", "``")))
 
 
 def metadata_of(df: DataFrame, columns: FitColumns) -> dict[str, Any]:

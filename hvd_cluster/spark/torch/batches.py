@@ -105,6 +105,8 @@ def fitted_label(label: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     A label with as many elements as the output gets its shape and dtype. Otherwise one number for each row becomes a
     vector; integers, such as the numbers of classes, become int64, and floats get the dtype of the output.
     """
+    if label.shape == output.shape and label.dtype == output.dtype:
+        return label  # at once, because this is the usual case, and each operation takes time
     if label.numel() == output.numel():
         return label.reshape(output.shape).to(output.dtype)
     flat = label.reshape(-1) if label.dim() == 2 and label.shape[1] == 1 else label
@@ -169,8 +171,12 @@ class CombinedLoss:
     ) -> torch.Tensor:
         """The loss of a batch, a tensor of one element."""
         parts = zip(self._losses, self._weights, outputs, labels, strict=True)
-        values = [weight * _mean(loss(output, label), sample_weights) for loss, weight, output, label in parts]
-        return torch.stack(values).sum()
+        values = [_times(weight, _mean(loss(output, label), sample_weights)) for loss, weight, output, label in parts]
+        return functools.reduce(torch.add, values)
+
+
+def _times(weight: float, loss: torch.Tensor) -> torch.Tensor:
+    return loss if weight == 1 else weight * loss  # each operation takes time in backward, too
 
 
 def _mean(loss: torch.Tensor, sample_weights: torch.Tensor | None) -> torch.Tensor:

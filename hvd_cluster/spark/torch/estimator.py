@@ -11,7 +11,7 @@ import torch
 from collectives import override
 from hvd_cluster.spark.estimators.checkpoints import RunFolder
 from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes
-from hvd_cluster.spark.estimators.estimator import HorovodEstimator
+from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
 from hvd_cluster.spark.estimators.params import EstimatorParameter, called, listed, shapes, whole, with_parameters
 from hvd_cluster.spark.rows.columns import Stack
 from hvd_cluster.spark.torch.batches import BatchLayout, for_each_label, metric_groups, unreduced
@@ -100,9 +100,8 @@ class TorchEstimator(HorovodEstimator):
         return train, (packed(_fit_of(settings, _layout(settings, columns), run, elastic)),)
 
     @override
-    def _fitted(
-        self, settings: Mapping[str, Any], columns: FitColumns, run: RunFolder, outcome: Any, metadata: dict[str, Any]
-    ) -> Any:
+    def _fitted(self, plan: FitPlan, outcome: Any) -> Any:
+        settings = plan.settings
         optimizer = optimizer_of(settings["optimizer"], settings["model"])
         model, optimizer = copy.deepcopy((settings["model"], optimizer))
         model.load_state_dict(outcome["model"])
@@ -110,12 +109,12 @@ class TorchEstimator(HorovodEstimator):
         return TorchModel(
             history=outcome["history"],
             model=model,
-            feature_columns=columns.features,
+            feature_columns=plan.columns.features,
             input_shapes=settings["input_shapes"],
-            label_columns=columns.labels,
+            label_columns=plan.columns.labels,
             optimizer=optimizer,
-            run_id=run.run_id,
-            _metadata=metadata,
+            run_id=plan.run.run_id,
+            _metadata=plan.metadata,
             loss=settings["loss"],
             loss_constructors=settings["loss_constructors"],
         )

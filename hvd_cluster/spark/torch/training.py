@@ -91,7 +91,8 @@ def train_minibatch(
     """The inner step of a training, which a ``train_minibatch_fn`` replaces; returns outputs and loss."""
     outputs, labels = transform_outputs(model(*inputs), labels)
     loss = loss_fn(outputs, labels, sample_weights)
-    (loss / backward_passes_per_step).backward()  # type: ignore[no-untyped-call]
+    scaled = loss if backward_passes_per_step == 1 else loss / backward_passes_per_step
+    scaled.backward()  # type: ignore[no-untyped-call]
     if (batch_idx + 1) % backward_passes_per_step == 0:
         optimizer.step()
         optimizer.zero_grad()
@@ -210,40 +211,41 @@ class Training:
     def _train_batch(self, batch: Sequence[Any], averages: RowAverages) -> None:
         inputs, labels, weights = self.fit.layout.tensors(batch, self.device, self.dtype)
         rows = len(inputs[0])
-        minibatch = self.fit.minibatch or train_minibatch
         self._seen_loss = None
-        with self._normal(rows), self._described(inputs, labels):
-            outputs, loss = minibatch(
-                self.model,
-                self.optimizer,
-                fitted_outputs,
-                self.loss_fn,
-                inputs,
-                labels,
-                weights,
-                self.fit.passes,
-                self._step,
-            )
-        seen = loss.detach() if self._seen_loss is None else self._seen_loss
-        self._check_finite(seen)
-        outputs, labels = fitted_outputs(outputs, labels)
-        averages.add(rows, {LOSS: seen, **metric_values(self._metrics, outputs, labels)})
+        if rows == 1:  # which has no variance, so layers of batch norm use their running averages for it
+            with _evaluating(self._norms):
+                outputs, loss = self._minibatch(inputs, labels, weights)
+        else:
+            outputs, loss = self._minibatch(inputs, labels, weights)
+        seen = self._seen_loss
+        if seen is None:  # the user's function has a loss of its own
+            seen = loss.detach()
+            self._check_finite(seen)
+        averages.add(rows, self._values(seen, outputs, labels))
         self._step += 1
 
-    @contextmanager
-    def _described(self, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> Iterator[None]:
-        """An error inside, in the first step, gets a note about the tensors."""
+    def _minibatch(
+        self, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], weights: torch.Tensor | None
+    ) -> tuple[Any, torch.Tensor]:
+        """The inner step. Its error, in the first step, gets a note about the tensors."""
+        function, step, passes = self.fit.minibatch or train_minibatch, self._step, self.fit.passes
         try:
-            yield
+            found: tuple[Any, torch.Tensor] = function(
+                self.model, self.optimizer, fitted_outputs, self.loss_fn, inputs, labels, weights, passes, step
+            )
         except Exception as error:
-            found: Any = error  # the oldest Python that mypy looks for has no notes; PySpark needs a newer one
-            if self._step == 0:
-                found.add_note(f"The model got {_shown(inputs)}, and the labels are {_shown(labels)}. {ABOUT_DTYPES}")
+            noted: Any = error  # the oldest Python that mypy looks for has no notes; PySpark needs a newer one
+            if step == 0:
+                noted.add_note(f"The model got {_shown(inputs)}, and the labels are {_shown(labels)}. {ABOUT_DTYPES}")
             raise
+        return found
 
-    def _normal(self, rows: int) -> Any:
-        """A single row has no variance, so layers of batch norm use their running averages for it."""
-        return _evaluating(self._norms if rows == 1 else [])
+    def _values(self, loss: torch.Tensor, outputs: Any, labels: Sequence[torch.Tensor]) -> dict[Any, Any]:
+        """Loss and metrics of a batch. Those on a GPU stay there, because to read one is to wait for the GPU."""
+        values: dict[Any, Any] = {LOSS: loss}
+        if self._metrics:
+            values |= metric_values(self._metrics, *fitted_outputs(outputs, labels))
+        return values if self.device.type != "cpu" else {name: float(value) for name, value in values.items()}
 
     def _finish_passes(self) -> None:
         """Step with the gradients of the last batches, where they are fewer than a step usually has."""
@@ -310,7 +312,7 @@ class Training:
             inputs, labels, weights = self.fit.layout.tensors(batch, self.device, self.dtype)
             outputs, labels = fitted_outputs(self.model(*inputs), labels)
             loss = self._combined(outputs, labels, weights)
-            averages.add(len(inputs[0]), {LOSS: loss, **metric_values(self._metrics, outputs, labels)})
+            averages.add(len(inputs[0]), self._values(loss, outputs, labels))
         return averages
 
     def _validation_batches(self) -> Iterator[Any]:

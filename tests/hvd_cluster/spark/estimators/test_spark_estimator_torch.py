@@ -17,6 +17,8 @@ from spark_training import SECONDS, executor_of
 torch = pytest.importorskip("torch")
 
 
+from hvd_cluster.core import basics  # noqa: E402
+from hvd_cluster.spark.estimators.backend import Backend  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch import EarlyStopping, FitCallback, TorchEstimator  # noqa: E402
 
@@ -132,6 +134,52 @@ def test_a_loss_that_is_nan_in_the_third_step(spark):
         estimator.fit(df)
 
 
+class Here(Backend):
+    """Runs the function in this process, as Horovod's tests do."""
+
+    def run(self, fn, args=(), kwargs=None, env=None):
+        return [fn(*args, **(kwargs or {}))]
+
+    def num_processes(self):
+        return 1
+
+
+@pytest.fixture
+def engine():
+    yield
+    basics.shutdown()
+
+
+@pytest.mark.usefixtures("engine")
+def test_rows_in_files(spark, tmp_path):
+    """A backend of one's own gets them through the store; a fit on files gives the same."""
+    store, df = Store.create(tmp_path), points(spark, 200).coalesce(1)
+    estimator = linear(num_proc=None, store=store, validation=0.25, epochs=2, random_seed=5, backend=Here())
+    first = estimator.fit(df)
+    assert first.getHistory()[1]["validation"]["loss"] < first.getHistory()[0]["validation"]["loss"]
+    assert not list(tmp_path.glob("runs/*/rows*"))
+    df.write.parquet(store.get_train_data_path())
+    second = estimator.fit_on_parquet()
+    assert torch.equal(first.getModel().weight, second.getModel().weight)
+    on_spark = estimator.fit_on_parquet({estimator.backend: None, estimator.num_proc: 2})
+    assert on_spark.getHistory()[0]["rows"] == second.getHistory()[0]["rows"]
+    estimator.setStore(None)
+    with pytest.raises(ValueError, match=r"has no method run_on_dataframe, so Spark writes .* there is no store"):
+        estimator.fit(df)
+
+
+def test_an_estimator_is_saved_and_loaded(spark, tmp_path):
+    optimizer_of = torch.optim.Adam
+    model = torch.nn.Linear(2, 1)
+    estimator = linear(epochs=7, optimizer=optimizer_of(model.parameters(), lr=0.5))
+    estimator.save(str(tmp_path / "saved"))
+    loaded = TorchEstimator.load(str(tmp_path / "saved"))
+    assert (loaded.uid, loaded.getEpochs(), loaded.getFeatureCols()) == (estimator.uid, 7, [["a", "b"]])
+    assert torch.equal(loaded.getModel().weight, estimator.getModel().weight)
+    assert loaded.getOptimizer().param_groups[0]["lr"] == 0.5
+    assert loaded.getLoss() is torch.nn.functional.mse_loss
+
+
 def test_two_fits_at_once(spark):
     """They share two slots: one waits for the other, or each has one."""
     df = points(spark)
@@ -158,7 +206,7 @@ def test_two_fits_at_once(spark):
         ({"input_shapes": [[2], [2]]}, ValueError, "input_shapes has 2 shapes, but the feature columns make 1 inputs"),
         ({"input_shapes": [[2, 1]]}, ValueError, r"input_shapes has \[2, 1\], but a shape must begin with -1"),
         ({"input_shapes": [[-1, 3]]}, ValueError, r"input_shapes says that a row of a, b has the shape \[3\]"),
-        ({"num_proc": None, "backend": 3}, ValueError, "backend is 3, which has no method run_on_dataframe"),
+        ({"num_proc": None, "backend": 3}, ValueError, "backend is 3, but must have the methods run"),
         ({"callbacks": [print]}, ValueError, "must have objects of a subclass of FitCallback only"),
         ({"run_id": "mine"}, ValueError, "run_id is 'mine', but there is no store"),
         ({"min_num_proc": 1, "train_steps_per_epoch": 2}, ValueError, "workers that come and go see all rows"),
