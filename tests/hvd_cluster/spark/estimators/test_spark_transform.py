@@ -250,4 +250,4 @@ def test_a_block_of_the_docs(spark, block, tmp_path):
     if "error" in found:
         assert found["error"] == pytest.approx(0.0, abs=1e-5)
     if "module" in found:
-        assert float(found["module"](torch.tensor([[2.0]]))) == 4.0
+        assert found["module"](torch.tensor([[2.0]])).tolist() == [[4.0]]
