@@ -289,6 +289,19 @@ def test_steps_and_batches_of_an_epoch(ranks):
     assert losses(outcome, "validation") == pytest.approx([expected])
 
 
+@TWO
+def test_no_rows(ranks):
+    with pytest.raises(ValueError, match="there are no rows to train with"):
+        trained(ranks, fit_of(), line(0, validation=line(4)), line(0, validation=line(4)))
+
+
+@ONE
+def test_no_rows_for_validation(ranks):
+    outcome = trained(ranks, fit_of(epochs=2), line(8, validation=line(0)))
+    assert outcome["best_epoch"] == 1
+    assert "validation" not in outcome["history"][0]
+
+
 @ONE
 def test_an_error_in_the_first_step_tells_about_the_tensors(ranks):
     model = torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.Flatten(), torch.nn.Linear(2, 1))
