@@ -153,7 +153,7 @@ def checked_metadata(path: str, text: str) -> dict[str, Any]:
     metadata: dict[str, Any] = json.loads(text)
     if metadata.get("format") != FORMAT:
         raise ValueError(
-            f"{path} has the class {metadata.get('class')!r} in the format {metadata.get('format')!r}, but here is format "
-            f"{FORMAT} of the estimators and models of hvd-cluster; load it with its own class, or save it again"
+            f"{path} has the class {metadata.get('class')!r} in the format {metadata.get('format')!r}, but here is "
+            f"format {FORMAT} of the estimators and models of hvd-cluster; load it with its own class, or save it again"
         )
     return metadata
