@@ -11,6 +11,7 @@ import cloudpickle  # noqa: E402
 import fake_shards  # noqa: E402
 from fake_shards import FakeShard, line  # noqa: E402
 
+import hvd_cluster.torch as hvd  # noqa: E402
 from hvd_cluster.spark.estimators.checkpoints import RunFolder  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
@@ -111,7 +112,8 @@ def test_averages_are_those_of_all_rows(ranks):
 @TWO
 def test_gradients_of_several_batches(ranks):
     """Five batches are two steps of two, and one of the last alone."""
-    outcome = trained(ranks, fit_of(passes=2, epochs=20), line(20), line(12))
+    fit = fit_of(passes=2, epochs=20, compression=hvd.Compression.fp16)
+    outcome = trained(ranks, fit, line(20), line(12))
     assert outcome["model"]["weight"].item() == pytest.approx(2, abs=0.05)
 
 
