@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 from hvd_cluster.core import basics  # noqa: E402
 from hvd_cluster.spark.estimators.backend import Backend  # noqa: E402
+from hvd_cluster.spark.estimators.prepared_data import prepare_data  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch import EarlyStopping, FitCallback, TorchEstimator  # noqa: E402
 
@@ -163,6 +164,10 @@ def test_rows_in_files(spark, tmp_path):
     assert torch.equal(first.getModel().weight, second.getModel().weight)
     on_spark = estimator.fit_on_parquet({estimator.backend: None, estimator.num_proc: 2})
     assert on_spark.getHistory()[0]["rows"] == second.getHistory()[0]["rows"]
+    held_out = df.withColumn("held_out", F.col("id") % 4 / 3)
+    with prepare_data(2, store, held_out, ["y"], ["a", "b"], "held_out", partitions_per_process=1) as number:
+        prepared = estimator.fit_on_parquet({estimator.validation: None}, number).getHistory()
+    assert (prepared[0]["rows"], "validation" in prepared[0]) == (50, True)
     estimator.setStore(None)
     with pytest.raises(ValueError, match=r"has no method run_on_dataframe, so Spark writes .* there is no store"):
         estimator.fit(df)
