@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from collectives import override
 from hvd_cluster.spark.estimators.columns import names_in
 from hvd_cluster.spark.estimators.model_params import ModelParams, checked_invalid
 from hvd_cluster.spark.estimators.outputs import (
+    SCALARS,
     OutputColumn,
     check_names_are_free,
     needs_width,
@@ -28,7 +28,7 @@ from hvd_cluster.spark.estimators.outputs import (
     widths_of,
 )
 from hvd_cluster.spark.estimators.persistence import Persistent
-from hvd_cluster.spark.estimators.scoring import LoadPredict, Scoring, predicted
+from hvd_cluster.spark.estimators.scoring import LoadPredict, Scoring, is_packed, predicted
 from hvd_cluster.spark.estimators.shipping import Shipment, digest_of
 from hvd_cluster.spark.rows import columns as row_columns
 from hvd_cluster.spark.rows.columns import ColumnKind, Selection
@@ -39,6 +39,7 @@ M = TypeVar("M", bound="HorovodModel")
 Shape = Sequence[int]
 
 STRUCT = "_hvd_outputs"
+SPARK_TYPES = {dtype: name for name, dtype in SCALARS.items()}
 CASE_SENSITIVE = "spark.sql.caseSensitive"
 
 
@@ -97,7 +98,7 @@ class HorovodModel(Model, ModelParams, Persistent):
             self._shipment.source,
             digest,
             self._loader(),
-            replace(selection, features=tuple(map(_without_vectors, selection.features))),
+            selection,
             tuple(outputs),
             rule == "keep",
             self.getTransformBatchSize(),
@@ -151,7 +152,7 @@ class HorovodModel(Model, ModelParams, Persistent):
                 "the model's type of output is not known before the stream starts, because the widths of the feature "
                 "columns are not; set input_shapes, such as [[-1, 28]]"
             )
-        row = _without_nulls(dataset, selection).select(*map(_argument, _columns(selection))).head()
+        row = _without_nulls(dataset, selection).select(*map(_numbers, _columns(selection))).head()
         return None if row is None else _first_row(row, selection)
 
 
@@ -178,15 +179,22 @@ def _quoted(name: str) -> Column:
     return F.col("`{}`".format(name.replace("`", "``")))
 
 
-def _argument(column: row_columns.Column) -> Column:
-    """As the UDF needs it: an array in place of a vector, because Spark takes ten times as long for the latter."""
+def _arguments(selection: Selection) -> list[Column]:
+    """The columns for the UDF, as ``packed`` says. Spark takes ten times as long for a vector as for an array."""
+    found = []
+    for stack in selection.features:
+        columns = [_numbers(column) for column in stack.columns]
+        found += [_array(columns, stack.dtype.name)] if is_packed(stack) else columns
+    return found
+
+
+def _numbers(column: row_columns.Column) -> Column:
     found = _quoted(column.name)
     return F.when(found.isNotNull(), vector_to_array(found)) if column.kind is ColumnKind.VECTOR else found
 
 
-def _without_vectors(stack: row_columns.Stack) -> row_columns.Stack:
-    kinds = {ColumnKind.VECTOR: ColumnKind.ARRAY}
-    return replace(stack, columns=tuple(replace(each, kind=kinds.get(each.kind, each.kind)) for each in stack.columns))
+def _array(columns: Sequence[Column], dtype: str) -> Column:
+    return F.array(*(column.cast(SPARK_TYPES[dtype]) for column in columns))
 
 
 def _without_nulls(dataset: DataFrame, selection: Selection) -> DataFrame:
@@ -197,7 +205,7 @@ def _without_nulls(dataset: DataFrame, selection: Selection) -> DataFrame:
 
 def _with_scores(dataset: DataFrame, selection: Selection, scoring: Scoring) -> DataFrame:
     fields = ", ".join(f"o{number}: {each.field_type}" for number, each in enumerate(scoring.outputs))
-    scores = _arrow_udf(scoring.batches, f"struct<{fields}>")(*map(_argument, _columns(selection)))
+    scores = _arrow_udf(scoring.batches, f"struct<{fields}>")(*_arguments(selection))
     new = {each.name: _output(each, F.col(STRUCT)[f"o{number}"]) for number, each in enumerate(scoring.outputs)}
     return dataset.select("*", scores.alias(STRUCT)).withColumns(new).drop(STRUCT)
 

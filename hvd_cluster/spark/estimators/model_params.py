@@ -33,7 +33,7 @@ class ModelParams(Params):
     _metadata = model_param("_metadata", "the type of each column that the fit has used, as Spark writes it")
     handle_invalid = model_param("handle_invalid", "rows with a null among the features: 'error', 'skip' or 'keep'")
     transform_batch_size = model_param(
-        "transform_batch_size", "rows in a call of the model; None: up to 4 MiB of inputs"
+        "transform_batch_size", "rows in a call of the model; None: up to 256 KiB of inputs"
     )
     transform_on_gpu = model_param("transform_on_gpu", "whether transform uses the GPUs of the executors")
 
@@ -119,7 +119,7 @@ class ModelParams(Params):
         return self._replace(self.handle_invalid, checked_invalid(value))
 
     def getTransformBatchSize(self) -> int | None:
-        """How many rows a call of the model gets at most; None means as many as have 4 MiB of inputs."""
+        """How many rows a call of the model gets at most; None means as many as have 256 KiB of inputs, at least 32."""
         value: int | None = self._value(self.transform_batch_size)
         return value
 

@@ -131,7 +131,7 @@ class PersistentWriter(MLWriter):
         metadata = spark.createDataFrame([(form.metadata,)], "value string")
         metadata.coalesce(1).write.text(posixpath.join(path, "metadata"))
         for number, table in enumerate(_tables(form.pieces())):
-            mode = "append" if number else "errorifexists"
+            mode = "append" if number else "error"
             spark.createDataFrame(table).coalesce(1).write.mode(mode).parquet(posixpath.join(path, "blobs"))
 
 

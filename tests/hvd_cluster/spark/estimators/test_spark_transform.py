@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import cloudpickle
 import pytest
@@ -20,6 +21,7 @@ import scored_models  # noqa: E402
 from scored_models import Mean, adding  # noqa: E402
 
 from hvd_cluster.spark.torch import TorchModel  # noqa: E402
+from tests.doc_blocks import blocks, execute  # noqa: E402
 
 # Spark keeps its own processes and connections, and torch sets a variable.
 pytestmark = [
@@ -232,3 +234,20 @@ def test_searches_over_parameters(table):
     split = TrainValidationSplit(estimator=mean, estimatorParamMaps=grid, evaluator=evaluator)
     metrics = split.fit(df).validationMetrics
     assert metrics == pytest.approx([7.0, 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("block", blocks("fitted"), ids=lambda block: block.name)
+def test_a_block_of_the_docs(spark, block, tmp_path):
+    df = spark.range(50).selectExpr("CAST(id AS DOUBLE) AS x", "2.0D * id AS y")
+    fitted = TorchModel(
+        model=adding(2.0),
+        feature_columns=["x"],
+        label_columns=["y"],
+        history=[{"epoch": 0, "train": {"loss": 0.5}}],
+        _metadata={"y": "double"},
+    )
+    found = execute(replace(block, code=block.code.replace("/data", str(tmp_path))), df=df, fitted=fitted)
+    if "error" in found:
+        assert found["error"] == pytest.approx(0.0, abs=1e-5)
+    if "module" in found:
+        assert float(found["module"](torch.tensor([[2.0]]))) == 4.0
