@@ -1,8 +1,8 @@
 """Learn handwritten digits with an estimator of Spark ML: ``python examples/spark_estimator_torch.py``.
 
 The network and the images are those of ``spark_digits.py``, but there is no training loop: ``fit`` trains on a
-DataFrame, and ``transform`` adds the scores of the network to another one. In the end a picture shows how the loss fell,
-and an evaluator of Spark ML counts the digits that were read correctly.
+DataFrame, and ``transform`` adds the scores of the network to another one. In the end a picture shows how the loss
+fell, and an evaluator of Spark ML counts the digits that were read correctly.
 
 It starts Spark on this machine; ``--master`` names a cluster that runs already.
 """

@@ -7,45 +7,22 @@ import posixpath
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from hvd_cluster.spark.estimators.store import Store
 
 __all__ = ["EpochRange", "RunFolder"]
-
-
-class RunStore(Protocol):
-    """What a fit needs of a ``Store``."""
-
-    def saving_runs(self) -> bool:
-        """Whether runs are kept."""
-
-    def get_run_path(self, run_id: str) -> str:
-        """The folder of a run."""
-
-    def get_checkpoint_path(self, run_id: str) -> str:
-        """The file, or folder, of its checkpoint."""
-
-    def get_logs_path(self, run_id: str) -> str:
-        """The folder of its logs."""
-
-    def exists(self, path: str) -> bool:
-        """Whether there is something at ``path``."""
-
-    def read(self, path: str) -> bytes:
-        """The content of the file at ``path``."""
-
-    def write_bytes(self, path: str, data: bytes) -> None:
-        """Write a file, whole or not at all, and the folders that it needs."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of the run ``run_id`` in ``store``; without one nothing is written. Workers get a copy."""
 
-    store: Any
+    store: Store | None
     run_id: str
 
     @classmethod
-    def of(cls, store: Any, run_id: str | None, prefix: str) -> RunFolder:
+    def of(cls, store: Store | None, run_id: str | None, prefix: str) -> RunFolder:
         """``run_id`` None means a new name after the time. Raises ValueError for a run_id without a store."""
         if run_id is not None and store is None:
             raise ValueError(
@@ -70,18 +47,20 @@ class RunFolder:
 
     def read(self) -> bytes | None:
         """The checkpoint; None if there is none."""
-        if self.store is None:
+        path = self.store.get_checkpoint_path(self.run_id) if self.store is not None else None
+        if self.store is None or path is None or not self.store.exists(path):
             return None
-        path = self.store.get_checkpoint_path(self.run_id)
-        data: bytes | None = self.store.read(path) if self.store.exists(path) else None
-        return data
+        return self.store.read(path)
 
     def write(self, checkpoint: bytes, history: Sequence[Mapping[str, Any]]) -> None:
         """Replace the checkpoint, and the file of the history."""
-        if self.store is not None:
-            self.store.write_bytes(self.store.get_checkpoint_path(self.run_id), checkpoint)
-            path = posixpath.join(self.store.get_logs_path(self.run_id), "history.json")
-            self.store.write_bytes(path, json.dumps(list(history), default=str).encode())
+        if self.store is None:
+            return
+        path, logs = self.store.get_checkpoint_path(self.run_id), self.store.get_logs_path(self.run_id)
+        if path is not None and logs is not None:
+            self.store.write_bytes(path, checkpoint)
+            text = json.dumps(list(history), default=str)
+            self.store.write_bytes(posixpath.join(logs, "history.json"), text.encode())
 
 
 @dataclass(frozen=True)

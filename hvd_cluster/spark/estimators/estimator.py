@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from collectives import override
 from executors.agents.spark import Session
-from hvd_cluster.spark.dataframe import rows_of
+from hvd_cluster.spark.dataframe import require_dataframe, rows_of
 from hvd_cluster.spark.estimators import progress
 from hvd_cluster.spark.estimators.backend import ROW_CALL, SparkBackend, chosen_backend
 from hvd_cluster.spark.estimators.checkpoints import RunFolder
@@ -140,6 +140,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
 
     def _plan(self, dataset: DataFrame) -> FitPlan:
         """Raises ValueError, TypeError."""
+        require_dataframe(dataset)
         settings = self.settings()
         self._check(settings)
         df = with_boolean_validation(dataset, settings["validation"])
@@ -154,7 +155,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
 
     def _rows(self, df: DataFrame, settings: Mapping[str, Any]) -> tuple[dict[str, Any], FitColumns, dict[str, Any]]:
         """The arguments about rows, the columns, and the arguments about workers that come and go."""
-        columns = FitColumns.of(getattr(df, "schema", None), settings)
+        columns = FitColumns.of(df.schema, settings)
         rows = {
             **columns.arguments(),
             **{name: settings[name] for name in ("batch_size", "validation", "shuffle")},

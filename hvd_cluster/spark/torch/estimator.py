@@ -67,6 +67,10 @@ class TorchEstimator(HorovodEstimator):
             raise ValueError(f"model is {model!r}, but must be a torch.nn.Module")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(f"optimizer is {optimizer!r}, but must be a torch.optim.Optimizer over model.parameters()")
+        if isinstance(optimizer, torch.optim.LBFGS) and settings["train_minibatch_fn"] is None:
+            raise ValueError(
+                "LBFGS evaluates the model several times in a step; give a train_minibatch_fn that does so"
+            )
         _check_losses(settings)
         for callback in settings["callbacks"]:
             if not isinstance(callback, FitCallback):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from hvd_cluster.spark.torch.payload import (
     scaled_state,
     unpacked,
 )
+
+logger = logging.getLogger(__name__)
 
 LOSS = "loss"
 ABOUT_DTYPES = "Inputs come as floats; a model with an embedding calls long() on them, or transformation_fn does."
@@ -325,6 +328,7 @@ class Training:
     def _end_epoch(self, averages: RowAverages) -> bool:
         """Validate, exchange the averages, keep the best epoch, write the checkpoint; whether to stop."""
         total = over_all_ranks({"train": averages, "validation": self._validate()})
+        self._check_rows(total)
         self.history.append(record_of(self._epoch, total, self._metrics, self.reporter.seconds()))
         loss, validation_loss = losses_of(self.history[-1])
         stop = self._stops()
@@ -335,6 +339,15 @@ class Training:
             self._save()
             self.reporter.end(self._epoch, self.epochs.end, total["train"].rows, loss, validation_loss)
         return stop
+
+    def _check_rows(self, total: Mapping[str, RowAverages]) -> None:
+        """Raise ValueError where no rank has rows; the same on all ranks."""
+        if total["train"].rows == 0:
+            raise ValueError(
+                "there are no rows to train with: the DataFrame is empty, or all of its rows are for validation"
+            )
+        if self.shard.validation is not None and total["validation"].rows == 0 and basics.rank() == 0:
+            logger.warning("epoch %d: there are no rows for validation, so the last epoch is kept", self._epoch + 1)
 
     def _stops(self) -> bool:
         """Whether a callback of any rank wants to stop."""

@@ -13,6 +13,10 @@ NAMES = {
         "hvd_cluster.spark.estimators.backend",
         "Backend SparkBackend default_num_proc",
     ),
+    "horovod.spark.common.util": (
+        "hvd_cluster.spark.estimators.prepared_data",
+        "prepare_data check_validation to_list",
+    ),
     "horovod.spark.common.store": (
         "hvd_cluster.spark.estimators.store",
         "Store AbstractFilesystemStore FilesystemStore LocalStore HDFSStore DBFSLocalStore",

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 from hvd_cluster.core import basics  # noqa: E402
 from hvd_cluster.spark.estimators.backend import Backend  # noqa: E402
+from hvd_cluster.spark.estimators.prepared_data import prepare_data  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch import EarlyStopping, FitCallback, TorchEstimator  # noqa: E402
 
@@ -163,6 +164,10 @@ def test_rows_in_files(spark, tmp_path):
     assert torch.equal(first.getModel().weight, second.getModel().weight)
     on_spark = estimator.fit_on_parquet({estimator.backend: None, estimator.num_proc: 2})
     assert on_spark.getHistory()[0]["rows"] == second.getHistory()[0]["rows"]
+    held_out = df.withColumn("held_out", F.col("id") % 4 / 3)
+    with prepare_data(2, store, held_out, ["y"], ["a", "b"], "held_out", partitions_per_process=1) as number:
+        prepared = estimator.fit_on_parquet({estimator.validation: None}, number).getHistory()
+    assert (prepared[0]["rows"], "validation" in prepared[0]) == (50, True)
     estimator.setStore(None)
     with pytest.raises(ValueError, match=r"has no method run_on_dataframe, so Spark writes .* there is no store"):
         estimator.fit(df)
@@ -181,13 +186,13 @@ def test_an_estimator_is_saved_and_loaded(spark, tmp_path):
 
 
 def test_two_fits_at_once(spark):
-    """They share two slots: one waits for the other, or each has one."""
+    """Each has a worker of its own beside one of the two slots."""
     df = points(spark)
     fits = [linear(num_proc=1, epochs=2, callbacks=[EarlyStopping(9)], validation=0.2) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(inheritable_thread_target(spark)(lambda each: each.fit(df)), fits))
     assert [len(fitted.getHistory()) for fitted in found] == [2, 2]
-    assert torch.equal(found[0].getModel().weight, found[1].getModel().weight)
+    assert all(fitted.getHistory()[1]["train"]["loss"] < fitted.getHistory()[0]["train"]["loss"] for fitted in found)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +200,11 @@ def test_two_fits_at_once(spark):
     [
         ({"model": None}, ValueError, "model is None, but must be a torch.nn.Module"),
         ({"optimizer": "adam"}, ValueError, "optimizer is 'adam', but must be a torch.optim.Optimizer"),
+        (
+            {"optimizer": torch.optim.LBFGS(torch.nn.Linear(2, 1).parameters())},
+            ValueError,
+            "LBFGS evaluates .* give a train_minibatch_fn",
+        ),
         ({"loss": None}, ValueError, "there is no loss; give one of loss and loss_constructors"),
         ({"loss_constructors": [print]}, ValueError, "both loss and loss_constructors are given"),
         ({"label_cols": None}, ValueError, "label_cols is left out"),
@@ -218,3 +228,8 @@ def test_bad_input_is_refused_before_anything_starts(spark, given, error, text):
     estimator = linear()
     with pytest.raises(error, match=text):
         estimator.fit(df, {getattr(estimator, name): value for name, value in given.items()})
+
+
+def test_something_that_is_no_dataframe():
+    with pytest.raises(TypeError, match=r"df is a builtins\.list, but must be a DataFrame of Spark"):
+        linear().fit([1, 2])

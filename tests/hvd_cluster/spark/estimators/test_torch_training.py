@@ -11,6 +11,7 @@ import cloudpickle  # noqa: E402
 import fake_shards  # noqa: E402
 from fake_shards import FakeShard, line  # noqa: E402
 
+import hvd_cluster.torch as hvd  # noqa: E402
 from hvd_cluster.spark.estimators.checkpoints import RunFolder  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
@@ -111,7 +112,8 @@ def test_averages_are_those_of_all_rows(ranks):
 @TWO
 def test_gradients_of_several_batches(ranks):
     """Five batches are two steps of two, and one of the last alone."""
-    outcome = trained(ranks, fit_of(passes=2, epochs=20), line(20), line(12))
+    fit = fit_of(passes=2, epochs=20, compression=hvd.Compression.fp16)
+    outcome = trained(ranks, fit, line(20), line(12))
     assert outcome["model"]["weight"].item() == pytest.approx(2, abs=0.05)
 
 
@@ -287,6 +289,19 @@ def test_steps_and_batches_of_an_epoch(ranks):
     (x,), (y,) = next(line(20, batch_size=3).torch())
     expected = torch.nn.functional.mse_loss(x * outcome["model"]["weight"].item(), y).item()
     assert losses(outcome, "validation") == pytest.approx([expected])
+
+
+@TWO
+def test_no_rows(ranks):
+    with pytest.raises(ValueError, match="there are no rows to train with"):
+        trained(ranks, fit_of(), line(0, validation=line(4)), line(0, validation=line(4)))
+
+
+@ONE
+def test_no_rows_for_validation(ranks):
+    outcome = trained(ranks, fit_of(epochs=2), line(8, validation=line(0)))
+    assert outcome["best_epoch"] == 1
+    assert "validation" not in outcome["history"][0]
 
 
 @ONE
