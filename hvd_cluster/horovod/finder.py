@@ -36,7 +36,7 @@ MOVED = {
     "horovod.spark.common.estimator": "hvd_cluster.spark.estimators.estimator",
     "horovod.spark.common.params": "hvd_cluster.spark.estimators.params",
     "horovod.spark.common.store": "hvd_cluster.spark.estimators.store",
-    "horovod.spark.common.util": "hvd_cluster.spark.estimators.prepared_data",
+    "horovod.spark.common.util": "hvd_cluster.spark.estimators.parquet",
     "horovod.tensorflow.gradient_aggregation": "hvd_cluster.tensorflow.optimizer.aggregation",
     "horovod.tensorflow.gradient_aggregation_eager": "hvd_cluster.tensorflow.optimizer.aggregation",
     "horovod.tensorflow.sync_batch_norm": "hvd_cluster.keras.sync_batch_norm",

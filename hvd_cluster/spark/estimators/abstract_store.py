@@ -25,7 +25,7 @@ CHECKPOINT = "checkpoint"
 LOGS = "logs"
 
 
-class Store(ABC):
+class RunStore(ABC):
     """A place for runs and for rows. It can be pickled, and works the same way in the workers.
 
     Paths are local paths or URIs, as that of the store is, so that Spark can use them, too.
@@ -137,6 +137,10 @@ class Store(ABC):
             self.get_local_output_dir_fn(run_id),
             self.sync_fn(run_id),
         )
+
+
+Store = RunStore
+"""Horovod's name."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from hvd_cluster.spark.estimators.outputs import (
 )
 from hvd_cluster.spark.estimators.persistence import Persistent
 from hvd_cluster.spark.estimators.scoring import LoadPredict, Scoring, is_packed, predicted
-from hvd_cluster.spark.estimators.shipping import Shipment, digest_of
+from hvd_cluster.spark.estimators.shipping import ModelShipment, digest_of
 from hvd_cluster.spark.rows import columns as row_columns
 from hvd_cluster.spark.rows.columns import ColumnKind, Selection
 
@@ -57,7 +57,7 @@ class HorovodModel(Model, ModelParams, Persistent):
 
     def __init__(self, **given: Any) -> None:
         super().__init__()
-        self._shipment: Shipment | None = None
+        self._shipment: ModelShipment | None = None
         self._known_widths: tuple[str, Sequence[int | None]] | None = None
         self._set(**{name: value for name, value in given.items() if value is not None})
 
@@ -92,7 +92,7 @@ class HorovodModel(Model, ModelParams, Persistent):
         outputs = self._outputs(dataset, selection, data, digest)
         case_sensitive = str(dataset.sparkSession.conf.get(CASE_SENSITIVE)).lower() == "true"
         check_names_are_free(outputs, dataset.columns, case_sensitive)
-        self._shipment = Shipment.of(dataset.sparkSession, data, digest, self._shipment)
+        self._shipment = ModelShipment.of(dataset.sparkSession, data, digest, self._shipment)
         rule = checked_invalid(self.getHandleInvalid())
         scoring = Scoring(
             self._shipment.source,

@@ -14,7 +14,7 @@ from pyspark.sql.utils import is_remote
 
 from hvd_cluster.spark.estimators.scoring import ModelSource
 
-__all__ = ["Shipment", "digest_of"]
+__all__ = ["ModelShipment", "digest_of"]
 
 # Up to here the closure of the UDF has the bytes in it; Spark warns of closures of about 1 MB.
 MOST_INLINE_BYTES = 128 << 10
@@ -61,7 +61,7 @@ class ArtifactSource:
 
 
 @dataclass(frozen=True)
-class Shipment:
+class ModelShipment:
     """Bytes that a session has been told of: the same bytes in the same session need no second way."""
 
     session: Any
@@ -69,7 +69,7 @@ class Shipment:
     source: ModelSource
 
     @classmethod
-    def of(cls, session: SparkSession, data: bytes, digest: str, earlier: Shipment | None) -> Shipment:
+    def of(cls, session: SparkSession, data: bytes, digest: str, earlier: ModelShipment | None) -> ModelShipment:
         """``earlier`` is the one before, if any, which may be that of the same bytes."""
         if earlier is not None and earlier.digest == digest and earlier.session is session:
             return earlier

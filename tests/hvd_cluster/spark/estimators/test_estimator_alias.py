@@ -14,7 +14,7 @@ NAMES = {
         "Backend SparkBackend default_num_proc",
     ),
     "horovod.spark.common.util": (
-        "hvd_cluster.spark.estimators.prepared_data",
+        "hvd_cluster.spark.estimators.parquet",
         "prepare_data check_validation to_list",
     ),
     "horovod.spark.common.store": (

@@ -1,6 +1,7 @@
 """Shards whose rows are in Parquet files of a store."""
 
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from pyspark.sql.types import ArrayType, BooleanType, FloatType, LongType, StructField, StructType
 
-from hvd_cluster.spark.estimators.parquet import ParquetRows, Piece, share
+from hvd_cluster.spark.estimators.parquet import ParquetRows, Piece, check_validation, share, to_list
 from hvd_cluster.spark.estimators.store import Store
 from hvd_cluster.spark.rows import order
 from hvd_cluster.spark.rows.feed import Rows
@@ -101,3 +102,23 @@ def test_tensors(shards):
     torch = pytest.importorskip("torch")
     (x,), (y,) = next(iter(shards(1)[0].batched(9).torch()))
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((9, 2), torch.float32, (9, 1), torch.int64)
+
+
+@pytest.mark.parametrize("validation", [None, 0, 0.5, "kept"])
+def test_a_validation_that_is_allowed(validation):
+    check_validation(validation)
+    check_validation(validation, SimpleNamespace(columns=["kept"]))
+
+
+@pytest.mark.parametrize("validation", [1, -0.1, True, ["kept"], "other"])
+def test_a_validation_that_is_not_allowed(validation):
+    with pytest.raises(ValueError, match="validation"):
+        check_validation(validation, SimpleNamespace(columns=["kept"]))
+
+
+def test_lists():
+    assert to_list(None, 2) is None
+    assert to_list(3, 2) == to_list([3], 2) == [3, 3]
+    assert to_list([3, 4], 2) == [3, 4]
+    with pytest.raises(ValueError, match="there are 3 values, but there must be one, or 2"):
+        to_list([1, 2, 3], 2)

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from hvd_cluster.core import basics  # noqa: E402
 from hvd_cluster.spark.estimators.backend import Backend  # noqa: E402
-from hvd_cluster.spark.estimators.prepared_data import prepare_data  # noqa: E402
+from hvd_cluster.spark.estimators.parquet import prepare_data  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch import EarlyStopping, FitCallback, TorchEstimator  # noqa: E402
 
