@@ -10,7 +10,7 @@ HVDRUN = $(BIN)/hvdrun
 # The oldest and the newest version that is supported; make smoke PYTHON=... takes one interpreter instead.
 SMOKE_VERSIONS = 3.10 3.13
 
-BENCHMARKS = allreduce operations training parameters commits defaults rounds elastic idle memory traffic simulation ray_train spark_ingest
+BENCHMARKS = allreduce operations training parameters commits defaults rounds elastic idle memory traffic simulation ray_train spark_ingest spark_transform
 
 .PHONY: help demo examples mxnet test check pytest test-pygloo test-mxnet smoke benchmarks environment clean
 
@@ -54,6 +54,7 @@ examples: environment
 	$(BIN)/python examples/spark_digits.py
 	$(BIN)/python examples/elastic_spark.py
 	$(BIN)/python examples/spark_regression.py
+	$(BIN)/python examples/spark_estimator_torch.py
 
 mxnet:
 	@scripts/mxnet '$(VENV)' hvdrun -np 2 python examples/mxnet_mnist_gluon.py

@@ -3,9 +3,9 @@
 A comment in front of a block says so, ``<!-- run: spark -->`` or ``<!-- with: model -->``:
 
 * ``run`` is where: ``ranks`` (the default: in both ranks of a world of two), ``tensorflow`` (in those of another),
-  ``launcher`` (once, in a process that starts ranks), ``ray``, ``trainer`` (with Ray, too), ``spark``, ``shard`` or
-  ``keras`` (in one process, with a shard of rows), ``service`` (in one process, beside a data service), or ``mxnet``
-  (in one process, with MXNet).
+  ``launcher`` (once, in a process that starts ranks), ``ray``, ``trainer`` (with Ray, too), ``spark``, ``estimator``
+  (on Spark, with an estimator), ``fitted`` (on Spark, with a fitted model), ``shard`` or ``keras`` (in one process,
+  with a shard of rows), ``service`` (in one process, beside a data service), or ``mxnet`` (in one process, with MXNet).
 * ``with`` names what of PREAMBLES goes before it.
 """
 
@@ -16,7 +16,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- ([a-z]+): ([a-z]+) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PLACES = ("ranks", "tensorflow", "launcher", "ray", "trainer", "spark", "shard", "keras", "service", "mxnet")
+PLACES = (
+    "ranks",
+    "tensorflow",
+    "launcher",
+    "ray",
+    "trainer",
+    "spark",
+    "estimator",
+    "fitted",
+    "shard",
+    "keras",
+    "service",
+    "mxnet",
+)
 HVD = """
 import torch
 import hvd_cluster.torch as hvd

@@ -231,9 +231,12 @@ def test_a_cluster_is_known_in_its_own_folder_only(cluster):
 def test_a_framework_is_known_in_its_own_binding_only():
     """Rooms beside a binding serve all bindings. A Shard makes the data set of a framework when it is asked for one."""
     frameworks = [each for each in _imports() if each.layer == "hvd_cluster" and each.top in FRAMEWORKS]
-    homes = {"torch": ("hvd_cluster/torch/", "hvd_cluster/lightning/")}  # Lightning is a part of torch's world
+    homes = ("hvd_cluster", "hvd_cluster/spark")  # an estimator of Spark for a framework has a folder of its name
+    others = {"torch": ("hvd_cluster/lightning/",)}  # Lightning is a part of torch's world
     elsewhere = [
-        each for each in frameworks if not each.path.startswith(homes.get(each.top, f"hvd_cluster/{each.top}/"))
+        each
+        for each in frameworks
+        if not each.path.startswith((*(f"{home}/{each.top}/" for home in homes), *others.get(each.top, ())))
     ]
     assert not _where(each for each in elsewhere if not (each.lazy and each.path.startswith("hvd_cluster/spark/")))
 
@@ -436,6 +439,7 @@ SURFACE = {
         "SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK",
     ],
     "hvd_cluster.spark.task": ["get_available_devices"],
+    "hvd_cluster.spark.torch": ["EarlyStopping", "FitCallback", "SchedulerCallback", "TorchEstimator", "TorchModel"],
     "hvd_cluster.tensorflow": [
         *common_api.__all__,
         "BroadcastGlobalVariablesHook",

@@ -149,13 +149,18 @@ def named_rows(function: str, df: DataFrame, rows: Mapping[str, Any]) -> Rows:
 
 def rows_of(df: DataFrame, *args: Any, **kwargs: Any) -> Rows:
     """The rows of ``df``, with the arguments of :meth:`.rows.Rows.of`. Raises TypeError, ValueError."""
+    require_dataframe(df)
+    return Rows.of(df.schema, *args, **kwargs)
+
+
+def require_dataframe(df: object) -> None:
+    """Raise TypeError unless ``df`` is a DataFrame of Spark."""
     if not isinstance(df, DataFrame):
         kind = type(df)
         raise TypeError(
             f"df is a {kind.__module__}.{kind.__qualname__}, but must be a DataFrame of Spark, as "
             "spark.createDataFrame() makes one"
         )
-    return Rows.of(df.schema, *args, **kwargs)
 
 
 def launch_on_rows(

@@ -6,7 +6,7 @@ import copy
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -219,6 +219,12 @@ class Shard:
             left = indices[max(0, begin - number * window.rows) :]
             if len(left):
                 yield source.stream.take(source.split, left)
+
+    def batched(self, size: int) -> Shard:
+        """The same rows in batches of ``size``; counts the epochs together with this one."""
+        shard = copy.copy(self)
+        shard._order = replace(self._order, batch_size=size)
+        return shard
 
     def _as(self, cut: Cut) -> Shard:
         # A copy, which counts the epochs together with this one.

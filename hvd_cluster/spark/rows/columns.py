@@ -143,6 +143,15 @@ def select(
     )
 
 
+def select_features(schema: Any, feature_cols: ColumnNames) -> Selection:
+    """The columns of features alone, for rows that are only scored; otherwise as :func:`select`."""
+    groups, nested = _lists(feature_cols, "feature_cols")
+    _check_once([("feature_cols", groups)], None)
+    _check_count(len(groups))
+    columns = _Columns(schema)
+    return Selection(tuple(columns.stack(group, "feature_cols") for group in groups), (), (nested, False), 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     """The names of the columns of one array."""

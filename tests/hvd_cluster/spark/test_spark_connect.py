@@ -113,6 +113,43 @@ def test_the_start_timeout_does_not_count_while_rows_are_computed(result_of):
     assert set(result["answers"]) == {True}
 
 
+ESTIMATOR = """
+import torch
+from pyspark.sql import functions as F
+from hvd_cluster.spark.torch import TorchEstimator
+
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+estimator = TorchEstimator(
+    num_proc=2,
+    model=model,
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    loss=torch.nn.functional.mse_loss,
+    feature_cols=[["a", "b"]],
+    label_cols=["y"],
+    validation="held_out",
+    epochs=4,
+    verbose=0,
+)
+df = spark.range(0, 400, 1, 3).withColumn("a", F.randn(1)).withColumn("b", F.randn(2))
+df = df.withColumn("y", 2 * F.col("a") - F.col("b")).withColumn("held_out", F.col("id") % 5 == 0)
+fitted = estimator.fit(df)
+scored = fitted.setOutputCols(["found"]).transform(df)
+result = {
+    "history": [[record["epoch"], record["rows"], record["validation"]["loss"]] for record in fitted.getHistory()],
+    "error": scored.agg(F.avg(F.abs(F.col("found") - F.col("y")))).collect()[0][0],
+}
+"""
+
+
+def test_an_estimator(result_of):
+    pytest.importorskip("torch")
+    result = result_of("estimator")
+    assert [(epoch, rows) for epoch, rows, _ in result["history"]] == [(epoch, 320) for epoch in range(4)]
+    assert result["history"][-1][2] < result["history"][0][2]
+    assert result["error"] < 0.1
+
+
 # One client, because its server takes longest to start. Each body makes its ``result``, or fails on its own.
 CLIENT = """
 import traceback
@@ -132,7 +169,7 @@ result = {{name: result_of(body) for name, body in {bodies!r}.items()}}
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """The result of each body, in which ``spark`` is the session of a client; its server has a port of its own."""
-    client = CLIENT.format(bodies={"functions": FUNCTIONS, "rows": ROWS, "slow": SLOW})
+    client = CLIENT.format(bodies={"functions": FUNCTIONS, "rows": ROWS, "slow": SLOW, "estimator": ESTIMATOR})
     return driver_result(client, tmp_path_factory.mktemp("client"), 'connect("local[2]")', SPARK_TESTING="1")
 
 

@@ -55,6 +55,20 @@ def test_regression_says_that_it_has_not_learned_enough():
     assert f"held-out error: {error}" in run.stderr  # the ranks and Spark see the same rows and the same network
 
 
+def test_an_estimator():
+    run = run_example("spark_estimator_torch.py", "--epochs", "6")
+    assert run.returncode == 0, run.stderr
+    *epochs, accuracy = run.stdout.splitlines()
+    for number, line in enumerate(epochs, 1):
+        assert re.fullmatch(
+            rf"epoch {number:2}   training \d\.\d{{4}}   validation \d\.\d{{4}} #* *   accuracy \d\.\d{{4}}", line
+        )
+    assert len(epochs) == 6
+    assert "#" * 40 in epochs[0]
+    assert float(re.fullmatch(r"test accuracy: (\d\.\d{4})", accuracy).group(1)) >= 0.95
+    assert run.stderr.count(" rows/s, loss ") == 6
+
+
 def test_elastic_digits():
     run = run_example("elastic_spark.py", "--epochs", "1")
     assert run.returncode == 0, run.stderr

@@ -1,0 +1,80 @@
+"""The folder of a run in a store: its checkpoint, its history, and how a later fit goes on from them."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_cluster.spark.estimators.store import Store
+
+__all__ = ["EpochRange", "RunFolder"]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of the run ``run_id`` in ``store``; without one nothing is written. Workers get a copy."""
+
+    store: Store | None
+    run_id: str
+
+    @classmethod
+    def of(cls, store: Store | None, run_id: str | None, prefix: str) -> RunFolder:
+        """``run_id`` None means a new name after the time. Raises ValueError for a run_id without a store."""
+        if run_id is not None and store is None:
+            raise ValueError(
+                f"run_id is {run_id!r}, but there is no store, which would keep its checkpoint; give store=, as with "
+                "Store.create(path)"
+            )
+        keeps_runs = store is not None and store.saving_runs()
+        return cls(store if keeps_runs else None, run_id or f"{prefix}_{time.time_ns()}")
+
+    def check_writable(self, about: Mapping[str, Any]) -> None:
+        """Write what a fit is ``about`` into the folder. Raises ValueError where that is impossible."""
+        if self.store is None:
+            return
+        path = posixpath.join(self.store.get_run_path(self.run_id), "fit.json")
+        try:
+            self.store.write_bytes(path, json.dumps(about, default=str).encode())
+        except Exception as error:
+            raise ValueError(
+                f"the store cannot be written: {path}: {error}; give a store= whose folder the driver and the workers "
+                "can write"
+            ) from error
+
+    def read(self) -> bytes | None:
+        """The checkpoint; None if there is none."""
+        path = self.store.get_checkpoint_path(self.run_id) if self.store is not None else None
+        if self.store is None or path is None or not self.store.exists(path):
+            return None
+        return self.store.read(path)
+
+    def write(self, checkpoint: bytes, history: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the checkpoint, and the file of the history."""
+        if self.store is None:
+            return
+        path, logs = self.store.get_checkpoint_path(self.run_id), self.store.get_logs_path(self.run_id)
+        if path is not None and logs is not None:
+            self.store.write_bytes(path, checkpoint)
+            text = json.dumps(list(history), default=str)
+            self.store.write_bytes(posixpath.join(logs, "history.json"), text.encode())
+
+
+@dataclass(frozen=True)
+class EpochRange:
+    """The epochs of a fit, of all that the run has had: from ``first`` up to, and without, ``end``."""
+
+    first: int
+    end: int
+
+    @classmethod
+    def of(cls, epochs: int, done: int = 0, earlier: tuple[int, int] | None = None) -> EpochRange:
+        """``done`` epochs are in the checkpoint of an ``earlier`` fit, which had these epochs.
+
+        If that fit failed, this one does what is left of ``epochs``. If it was complete, this one adds ``epochs``.
+        """
+        begin = done if earlier is None or done >= earlier[1] else earlier[0]
+        return cls(begin, max(begin + epochs, done))

@@ -1,0 +1,111 @@
+"""The columns of a fit: which of them make which tensor of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from hvd_cluster.spark.rows.columns import ColumnKind, Stack
+
+__all__ = ["FitColumns", "Names"]
+
+Names: TypeAlias = "list[str | list[str]]"
+FRACTIONS = ("float", "double", "decimal")
+
+
+@dataclass(frozen=True)
+class FitColumns:
+    """The columns of a fit: a name, or a list of names, for each tensor."""
+
+    features: Names
+    labels: Names
+    weight: str | None = None
+
+    @classmethod
+    def of(cls, schema: Any, settings: Mapping[str, Any]) -> FitColumns:
+        """The columns that the parameters name; without ``feature_cols`` all that they do not name.
+
+        Raises ValueError where there are no label_cols, or no columns left.
+        """
+        labels, features = settings["label_cols"], settings["feature_cols"]
+        if not labels:
+            raise ValueError("label_cols is left out; name the column of the label of each output of the model")
+        weight, validation = settings["sample_weight_col"], settings["validation"]
+        if features is None:
+            taken = {name for group in labels for name in names_in(group)} | {weight, validation}
+            features = [field.name for field in schema.fields if field.name not in taken]
+        if not features:
+            raise ValueError("feature_cols is left out, but the DataFrame has no columns besides those named elsewhere")
+        return cls(features, labels, weight)
+
+    def arguments(self) -> dict[str, Any]:
+        """For ``run_on_dataframe``: each tensor is a matrix of its own."""
+        return {
+            "feature_cols": [names_in(group) for group in self.features],
+            "label_cols": [names_in(group) for group in self.labels],
+            "sample_weight_col": self.weight,
+        }
+
+
+def names_in(group: str | list[str]) -> list[str]:
+    """The columns that make one tensor."""
+    return [group] if isinstance(group, str) else list(group)
+
+
+def key_of(group: str | list[str]) -> Any:
+    """The name of a tensor in the batch of a ``transformation_fn``: that of its column, or a tuple of names."""
+    return group if isinstance(group, str) else tuple(group)
+
+
+def check_labels(labels: Names, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where a list with something for each label has another length."""
+    for name in ("loss_weights", "label_shapes"):
+        value = settings[name]
+        if value is not None and len(value) != len(labels):
+            raise ValueError(
+                f"{name} has {len(value)} values, but label_cols names {len(labels)}: {labels}; give one for each label"
+            )
+
+
+def check_shapes(name: str, shapes: Sequence[Sequence[int]] | None, stacks: Sequence[Stack]) -> None:
+    """Raise ValueError where a row of columns of numbers cannot have the shape that the parameter ``name`` says.
+
+    ``shapes`` are those of a row. How many elements vectors and arrays have is known in the workers only.
+    """
+    for shape, stack in zip(shapes, stacks, strict=True) if shapes is not None else ():
+        names = [column.name for column in stack.columns]
+        if all(column.kind is ColumnKind.SCALAR for column in stack.columns) and not _fits(len(names), shape):
+            raise ValueError(
+                f"{name} says that a row of {', '.join(names)} has the shape {list(shape)}, but it has {len(names)} "
+                "elements; correct the shape"
+            )
+
+
+def _fits(elements: int, shape: Sequence[int]) -> bool:
+    known = math.prod(size for size in shape if size != -1)
+    return known > 0 and elements % known == 0 if -1 in shape else known == elements
+
+
+def with_boolean_validation(df: DataFrame, validation: Any) -> DataFrame:
+    """``df`` with a boolean column for the validation where that one has fractions."""
+    if not isinstance(validation, str) or df.columns.count(validation) != 1:
+        return df
+    if df.schema[validation].dataType.typeName() not in FRACTIONS:
+        return df
+    return df.withColumn(validation, quoted(validation) > 0)
+
+
+def quoted(name: str) -> Column:
+    """The column of that name, which may have dots and backticks in it."""
+    return F.col("`{}`".format(name.replace("`", "``")))
+
+
+def metadata_of(df: DataFrame, columns: FitColumns) -> dict[str, Any]:
+    """The type of each column of the fit, as Spark writes it."""
+    used = {name for group in columns.features + columns.labels for name in names_in(group)}
+    return {field.name: field.dataType.simpleString() for field in df.schema.fields if field.name in used}

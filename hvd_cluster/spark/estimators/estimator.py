@@ -1,0 +1,187 @@
+"""The way of a fit that all estimators have in common."""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.ml import Estimator
+from pyspark.sql import DataFrame
+
+from collectives import override
+from executors.agents.spark import Session
+from hvd_cluster.spark.dataframe import require_dataframe, rows_of
+from hvd_cluster.spark.estimators import progress
+from hvd_cluster.spark.estimators.backend import ROW_CALL, SparkBackend, chosen_backend
+from hvd_cluster.spark.estimators.checkpoints import RunFolder
+from hvd_cluster.spark.estimators.columns import (
+    FitColumns,
+    check_labels,
+    check_shapes,
+    metadata_of,
+    quoted,
+    with_boolean_validation,
+)
+from hvd_cluster.spark.estimators.model import HorovodModel
+from hvd_cluster.spark.estimators.params import EstimatorParams
+from hvd_cluster.spark.estimators.parquet import ParquetRows
+from hvd_cluster.spark.estimators.persistence import Persistent
+from hvd_cluster.spark.estimators.progress import FitProgress
+from hvd_cluster.spark.rows.columns import Stack
+
+__all__ = ["FitPlan", "HorovodEstimator", "HorovodModel"]
+
+
+def check_steps(settings: Mapping[str, Any], elastic: bool) -> None:
+    """Raise ValueError where the workers come and go, and the steps are limited."""
+    if elastic and settings["train_steps_per_epoch"] is not None:
+        raise ValueError(
+            f"train_steps_per_epoch is {settings['train_steps_per_epoch']}, but workers that come and go see all rows "
+            "in an epoch; leave it out, or give the fit a part of the rows, as with df.sample(0.1)"
+        )
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """What a fit does: checked, before anything starts.
+
+    ``rows`` are arguments of ``run_on_dataframe`` about the rows, ``elastic`` those about workers that come and go. The
+    workers call ``train(shard, *arguments)``. ``show`` gets the progress, if it is given.
+    """
+
+    settings: Mapping[str, Any]
+    columns: FitColumns
+    metadata: dict[str, str]
+    run: RunFolder
+    backend: Any
+    rows: Mapping[str, Any]
+    elastic: Mapping[str, Any]
+    train: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    show: Callable[[FitProgress], None] | None
+
+    def on_dataframe(self, df: DataFrame) -> list[Any]:
+        """The results by rank, of workers that get the rows straight from Spark, if their backend can do that."""
+        if callable(getattr(self.backend, ROW_CALL, None)):
+            found: list[Any] = self.backend.run_on_dataframe(
+                self.train, df, self.arguments, show=self.show, **self.rows, **self.elastic
+            )
+            return found
+        store = self._store(f"the backend {self.backend!r} has no method {ROW_CALL}, so Spark writes the rows to files")
+        path = posixpath.join(store.get_run_path(self.run.run_id), f"rows_{time.time_ns()}")
+        rows = rows_of(df, **self.rows)
+        try:
+            df.select(*map(quoted, rows.columns)).write.parquet(store.get_full_path(path))
+            return self.on_files(ParquetRows(store, path, rows))
+        finally:
+            with suppress(FileNotFoundError):
+                store.fs.delete_dir(store.get_localized_path(path))
+
+    def on_files(self, rows: ParquetRows) -> list[Any]:
+        """The results by rank, of workers that read Parquet files. Raises ValueError for workers that come and go."""
+        if self.elastic:
+            raise ValueError(
+                f"{next(iter(self.elastic))} is given, but workers that read rows from files cannot come and go; leave "
+                "it out, or fit a DataFrame with a SparkBackend"
+            )
+        shown = {"show": self.show} if isinstance(self.backend, SparkBackend) else {}
+        results: list[Any] = self.backend.run(rows.on_shard(self.train), args=self.arguments, **shown)
+        return results
+
+    def _store(self, why: str) -> Any:
+        store = self.settings["store"]
+        if store is None:
+            raise ValueError(f"{why}, but there is no store; give store=, as with Store.create(path)")
+        return store
+
+
+class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
+    """Fits a model on workers in the executors of Spark, which share the rows of a DataFrame.
+
+    A subclass has what depends on the framework.
+    """
+
+    RUN_PREFIX = "run"
+
+    def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
+        """As ``fit``, with the Parquet files at ``store.get_train_data_path(dataset_idx)``; keeps no copy of the rows.
+
+        Rows for validation are those that ``validation`` says, or else the files at ``store.get_val_data_path()``.
+        Raises ValueError where there is no store, or no file.
+        """
+        estimator: HorovodEstimator = self.copy(params) if params else self
+        return estimator._fit_on_parquet(dataset_idx)
+
+    def _fit_on_parquet(self, dataset_idx: int | None) -> Any:
+        store = self.getOrDefault("store")
+        if store is None:
+            raise ValueError("there is no store, which has the Parquet files; give store=, as with Store.create(path)")
+        path, others = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
+        if not store.is_parquet_dataset(path):
+            raise ValueError(
+                f"there are no Parquet files at {path}; write them, as with df.write.parquet(path), or call fit(df)"
+            )
+        df = Session.active().spark.read.parquet(store.get_full_path(path))
+        plan = self._plan(df)
+        has_others = plan.settings["validation"] is None and store.is_parquet_dataset(others)
+        rows = rows_of(with_boolean_validation(df, plan.settings["validation"]), **plan.rows)
+        return self._fitted(plan, plan.on_files(ParquetRows(store, path, rows, others if has_others else None))[0])
+
+    @override
+    def _fit(self, dataset: DataFrame) -> Any:
+        plan = self._plan(dataset)
+        results = plan.on_dataframe(with_boolean_validation(dataset, plan.settings["validation"]))
+        return self._fitted(plan, results[0])
+
+    def _plan(self, dataset: DataFrame) -> FitPlan:
+        """Raises ValueError, TypeError."""
+        require_dataframe(dataset)
+        settings = self.settings()
+        self._check(settings)
+        df = with_boolean_validation(dataset, settings["validation"])
+        rows, columns, elastic = self._rows(df, settings)
+        backend = chosen_backend(settings["backend"], settings["num_proc"], settings["verbose"])
+        run = RunFolder.of(settings["store"], settings["run_id"], self.RUN_PREFIX)
+        train, arguments = self._training(settings, columns, run, bool(elastic))
+        run.check_writable({"features": columns.features, "labels": columns.labels, "epochs": settings["epochs"]})
+        show = progress.display() if settings["verbose"] else None
+        metadata = metadata_of(dataset, columns)
+        return FitPlan(settings, columns, metadata, run, backend, rows, elastic, train, arguments, show)
+
+    def _rows(self, df: DataFrame, settings: Mapping[str, Any]) -> tuple[dict[str, Any], FitColumns, dict[str, Any]]:
+        """The arguments about rows, the columns, and the arguments about workers that come and go."""
+        columns = FitColumns.of(df.schema, settings)
+        rows = {
+            **columns.arguments(),
+            **{name: settings[name] for name in ("batch_size", "validation", "shuffle")},
+            "seed": settings["random_seed"] or 0,
+        }
+        selection = rows_of(df, **rows).selection  # raises what is wrong with the columns
+        check_labels(columns.labels, settings)
+        check_shapes("label_shapes", settings["label_shapes"], selection.labels)
+        self._check_features(settings, selection.features)
+        elastic = {name: settings[name] for name in ("min_num_proc", "max_num_proc") if settings[name] is not None}
+        check_steps(settings, bool(elastic))
+        return rows, columns, elastic
+
+    @abstractmethod
+    def _check(self, settings: Mapping[str, Any]) -> None:
+        """Raise ValueError for parameters that do not fit together."""
+
+    def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
+        """Raise ValueError where the columns of the features do not fit the other parameters."""
+
+    @abstractmethod
+    def _training(
+        self, settings: Mapping[str, Any], columns: FitColumns, run: RunFolder, elastic: bool
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function for the workers, ``fn(shard, *arguments)``, and the arguments."""
+
+    @abstractmethod
+    def _fitted(self, plan: FitPlan, outcome: Any) -> Any:
+        """The model, from the ``outcome`` of rank 0."""

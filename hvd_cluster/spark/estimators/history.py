@@ -1,0 +1,73 @@
+"""The history of a fit: averages over the rows of all ranks, the best epoch, and when to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvd_cluster.ops.objects import allgather_object
+
+
+@dataclass
+class RowAverages:
+    """Averages of values over rows: the sums of this rank, or of several.
+
+    Values may be numbers, or tensors of one element, which are not read before :meth:`plain`: to read one of a GPU
+    would wait for it.
+    """
+
+    rows: int = 0
+    sums: dict[Hashable, Any] = field(default_factory=dict)
+
+    def add(self, rows: int, values: Mapping[Any, Any]) -> None:
+        """Count ``rows`` more rows, for which the averages are ``values``."""
+        self.rows += rows
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value * rows
+
+    def plain(self) -> RowAverages:
+        """The same with numbers."""
+        return RowAverages(self.rows, {name: float(value) for name, value in self.sums.items()})
+
+    def means(self) -> dict[Hashable, float]:
+        """The average of each value over all rows; empty if there are no rows."""
+        return {name: value / self.rows for name, value in self.plain().sums.items()} if self.rows else {}
+
+
+def merged(parts: Iterable[RowAverages]) -> RowAverages:
+    """The averages over the rows of all ``parts``."""
+    total = RowAverages()
+    for part in parts:
+        total.rows += part.rows
+        for name, value in part.sums.items():
+            total.sums[name] = total.sums.get(name, 0.0) + value
+    return total
+
+
+def over_all_ranks(parts: Mapping[str, RowAverages]) -> dict[str, RowAverages]:
+    """The averages over the rows of all ranks, which give the same names; one exchange for all of them."""
+    gathered = allgather_object({name: part.plain() for name, part in parts.items()}, "estimator.averages")
+    return {name: merged(each[name] for each in gathered) for name in parts}
+
+
+def any_rank(flag: bool, name: str) -> bool:
+    """Whether ``flag`` is true on a rank; the same answer on all of them."""
+    return any(allgather_object(bool(flag), f"estimator.{name}"))
+
+
+def is_better(value: float | None, best: float | None) -> bool:
+    """Whether an epoch with the monitored ``value`` replaces one with ``best``; None: there is none. NaN is worst."""
+    if value is None or best is None:
+        return True
+    return value < best or (math.isnan(best) and not math.isnan(value))
+
+
+def has_stalled(values: Sequence[float], patience: int, min_delta: float = 0.0) -> bool:
+    """Whether none of the last ``patience`` values is below the least one before by more than ``min_delta``."""
+    best, waited = math.inf, 0
+    for value in values:
+        improved = value < best - min_delta
+        best, waited = (value, 0) if improved else (best, waited + 1)
+    return waited >= patience

@@ -1,0 +1,206 @@
+"""Batches of rows -> inputs and labels of a model of torch, its loss and its metrics."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from hvd_cluster.spark.estimators.columns import Names, key_of
+
+Loss = Callable[..., torch.Tensor]
+Shapes = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Which tensors of a batch are inputs and labels, and their shapes.
+
+    A tensor comes as a matrix of shape (rows, elements). ``input_shapes`` has a shape for each input, with -1 for the
+    rows; ``label_shapes`` one for each label, without them.
+    """
+
+    features: Names
+    labels: Names
+    weight: str | None = None
+    input_shapes: Shapes | None = None
+    label_shapes: Shapes | None = None
+    transformation: Callable[[dict[Any, Any]], Mapping[Any, Any]] | None = None
+
+    def tensors(
+        self, batch: Sequence[Any], device: torch.device, dtype: torch.dtype
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
+        """Inputs, labels and weights of the rows, if any, on ``device``.
+
+        Inputs are floats of ``dtype``, but integers that the transformation made stay integers. Labels keep theirs.
+        Raises ValueError where a tensor does not fit its shape, or the transformation has left one out.
+        """
+        given = self._named(batch)
+        named = self._transformed(given)
+        inputs = [_as_input(named[key], named[key] is given.get(key), dtype) for key in map(key_of, self.features)]
+        labels = [named[key] for key in map(key_of, self.labels)]
+        shaped = self._shaped(inputs, self.input_shapes, "input_shapes", self.features, 1)
+        targets = self._shaped(labels, self.label_shapes, "label_shapes", self.labels, 0)
+        weights = named[self.weight].to(device, dtype).reshape(-1) if self.weight else None
+        return [each.to(device) for each in shaped], [each.to(device) for each in targets], weights
+
+    def inputs(self, matrices: Sequence[torch.Tensor], device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+        """The inputs of rows that are only scored, as those of :meth:`tensors`. Raises ValueError."""
+        floats = [matrix.to(dtype) for matrix in matrices]
+        return [each.to(device) for each in self._shaped(floats, self.input_shapes, "input_shapes", self.features, 1)]
+
+    def _named(self, batch: Sequence[Any]) -> dict[Any, torch.Tensor]:
+        named = dict(zip(map(key_of, self.features), batch[0], strict=True))
+        named.update(zip(map(key_of, self.labels), batch[1], strict=True))
+        return named | {self.weight: batch[2]} if self.weight else named
+
+    def _transformed(self, given: dict[Any, torch.Tensor]) -> Mapping[Any, torch.Tensor]:
+        if self.transformation is None:
+            return given
+        named = self.transformation(dict(given))
+        keys = [*map(key_of, self.features), *map(key_of, self.labels), *([self.weight] if self.weight else [])]
+        missing = [
+            key for key in keys if not isinstance(named, Mapping) or not isinstance(named.get(key), torch.Tensor)
+        ]
+        if missing:
+            raise ValueError(
+                f"transformation_fn returned no tensor for {missing[0]!r}; it must return a dictionary with a tensor "
+                f"for each of {keys}"
+            )
+        return named
+
+    @staticmethod
+    def _shaped(
+        tensors: list[torch.Tensor], shapes: Shapes | None, name: str, columns: Names, first: int
+    ) -> list[torch.Tensor]:
+        """Each tensor in its shape; the number of rows stands for the dimensions before ``first``."""
+        if shapes is None:
+            return tensors
+        found = []
+        for tensor, shape, column in zip(tensors, shapes, columns, strict=True):
+            own = list(shape[first:])
+            try:
+                found.append(tensor.reshape([len(tensor), *own]))
+            except RuntimeError as error:
+                raise ValueError(
+                    f"{name} says that a row of {column!r} has the shape {own}, but it has "
+                    f"{math.prod(tensor.shape[1:])} elements; correct the shape"
+                ) from error
+        return found
+
+
+def _as_input(tensor: torch.Tensor, untouched: bool, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if untouched or tensor.is_floating_point() else tensor
+
+
+def fitted_label(label: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """``label`` as the loss of ``output`` needs it.
+
+    A label with as many elements as the output gets its shape and dtype. Otherwise one number for each row becomes a
+    vector; integers, such as the numbers of classes, become int64, and floats get the dtype of the output.
+    """
+    if label.shape == output.shape and label.dtype == output.dtype:
+        return label  # at once, because this is the usual case, and each operation takes time
+    if label.numel() == output.numel():
+        return label.reshape(output.shape).to(output.dtype)
+    flat = label.reshape(-1) if label.dim() == 2 and label.shape[1] == 1 else label
+    return flat.to(output.dtype) if label.is_floating_point() else flat.long()
+
+
+def fitted_outputs(outputs: Any, labels: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The outputs of the model as a list, and the labels as :func:`fitted_label` makes them. Raises ValueError."""
+    found = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    if len(found) != len(labels):
+        raise ValueError(
+            f"the model has {len(found)} outputs, but label_cols names {len(labels)} columns; give one label for each "
+            "output"
+        )
+    return found, [fitted_label(label, output) for label, output in zip(labels, found, strict=True)]
+
+
+def for_each_label(values: Any, labels: int, name: str) -> list[Any]:
+    """``values``, one for each label; a single one counts for all of them. Raises ValueError for another number."""
+    found = list(values) if isinstance(values, list | tuple) else [values]
+    if len(found) not in (1, labels):
+        raise ValueError(f"{name} has {len(found)} values, but there are {labels} labels; give one, or one for each")
+    if not all(map(callable, found)):
+        raise ValueError(f"{name} is {values!r}, but must be a function, or a list of functions")
+    return found * labels if len(found) == 1 else found
+
+
+def unreduced(loss: Loss) -> Loss:
+    """``loss`` with a value for each row, for weights of rows. Raises ValueError where it takes no ``reduction``."""
+    if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
+        own: Any = copy.copy(loss)
+        own.reduction = "none"
+        return cast("Loss", own)
+    if not _takes_reduction(loss):
+        raise ValueError(
+            f"the loss {loss!r} takes no argument reduction, but with sample_weight_col it is called with "
+            "reduction='none', and must return the loss of each row; give it that argument"
+        )
+    return functools.partial(loss, reduction="none")
+
+
+def _takes_reduction(loss: Loss) -> bool:
+    try:
+        parameters = inspect.signature(loss).parameters
+    except (TypeError, ValueError):  # a function of C
+        return True
+    return "reduction" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+class CombinedLoss:
+    """The sum of the losses of all labels, each times its weight.
+
+    With weights of rows, the loss of each row counts times its weight, and the result is the mean over the rows.
+    """
+
+    def __init__(self, losses: Sequence[Loss], weights: Sequence[float] | None, weighted_rows: bool) -> None:
+        self._weights = weights or [1 / len(losses)] * len(losses)
+        self._losses = [unreduced(loss) for loss in losses] if weighted_rows else list(losses)
+
+    def __call__(
+        self, outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], sample_weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The loss of a batch, a tensor of one element."""
+        parts = zip(self._losses, self._weights, outputs, labels, strict=True)
+        values = [_times(weight, _mean(loss(output, label), sample_weights)) for loss, weight, output, label in parts]
+        return functools.reduce(torch.add, values)
+
+
+def _times(weight: float, loss: torch.Tensor) -> torch.Tensor:
+    return loss if weight == 1 else weight * loss  # each operation takes time in backward, too
+
+
+def _mean(loss: torch.Tensor, sample_weights: torch.Tensor | None) -> torch.Tensor:
+    if sample_weights is None:
+        return loss
+    return (loss.reshape(len(sample_weights), -1).mean(1) * sample_weights).mean()
+
+
+Metrics = Sequence[Sequence[Callable[..., Any]]]
+
+
+def metric_groups(metrics: Sequence[Any], labels: int) -> list[list[Callable[..., Any]]]:
+    """A function for each group and label. Raises ValueError."""
+    return [for_each_label(group, labels, "a group of metrics") for group in metrics]
+
+
+@torch.no_grad()
+def metric_values(
+    groups: Metrics, outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]
+) -> dict[tuple[int, int], Any]:
+    """The value of each metric for a batch, by the numbers of its group and of the output."""
+    detached = [output.detach() for output in outputs]
+    return {
+        (group, output): functions[output](detached[output], labels[output])
+        for group, functions in enumerate(groups)
+        for output in range(len(labels))
+    }

@@ -1,0 +1,476 @@
+"""The training of a TorchEstimator in one worker."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+import hvd_cluster.torch as hvd
+from hvd_cluster.core import basics
+from hvd_cluster.spark.estimators.checkpoints import EpochRange, RunFolder
+from hvd_cluster.spark.estimators.history import RowAverages, any_rank, is_better, over_all_ranks
+from hvd_cluster.spark.estimators.progress import ProgressReporter
+from hvd_cluster.spark.torch.batches import (
+    BatchLayout,
+    CombinedLoss,
+    fitted_outputs,
+    for_each_label,
+    metric_groups,
+    metric_values,
+)
+from hvd_cluster.spark.torch.callbacks import FitCallback
+from hvd_cluster.spark.torch.payload import (
+    checkpoint_bytes,
+    checkpoint_of,
+    on_cpu,
+    scale_rates,
+    scaled_state,
+    unpacked,
+)
+
+logger = logging.getLogger(__name__)
+
+LOSS = "loss"
+ABOUT_DTYPES = "Inputs come as floats; a model with an embedding calls long() on them, or transformation_fn does."
+History = list[dict[str, Any]]
+
+
+@dataclass
+class TorchFit:
+    """What a fit is about; travels to the workers."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    layout: BatchLayout
+    run: RunFolder
+    losses: Any = None
+    loss_constructors: Any = None
+    loss_weights: Sequence[float] | None = None
+    metrics: Sequence[Any] = ()
+    epochs: int = 1
+    train_steps: int | None = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    callbacks: Sequence[FitCallback] = ()
+    compression: Any = None
+    passes: int = 1
+    minibatch: Callable[..., Any] | None = None
+    seed: int | None = None
+    use_gpu: bool = True
+    terminate_on_nan: bool = False
+    verbose: int = 1
+    elastic: bool = False
+
+
+def train(shard: Any, payload: bytes) -> dict[str, Any] | None:
+    """Train on the rows of ``shard``; on rank 0 the states of model and optimizer, and the history."""
+    fit: TorchFit = unpacked(payload)
+    basics.init()
+    if fit.elastic:
+        return ElasticTraining(fit, shard).run()
+    return Training(fit, shard).run()
+
+
+def train_minibatch(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    transform_outputs: Callable[..., Any],
+    loss_fn: Callable[..., torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    labels: Sequence[torch.Tensor],
+    sample_weights: torch.Tensor | None,
+    backward_passes_per_step: int,
+    batch_idx: int,
+) -> tuple[Any, torch.Tensor]:
+    """The inner step of a training, which a ``train_minibatch_fn`` replaces; returns outputs and loss."""
+    outputs, labels = transform_outputs(model(*inputs), labels)
+    loss = loss_fn(outputs, labels, sample_weights)
+    scaled = loss if backward_passes_per_step == 1 else loss / backward_passes_per_step
+    scaled.backward()  # type: ignore[no-untyped-call]
+    if (batch_idx + 1) % backward_passes_per_step == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+    return outputs, loss
+
+
+@dataclass
+class BestEpoch:
+    """The best epoch so far: its number, the loss of its validation, and the states of model and optimizer.
+
+    Without validation it is the last one, whose states are the present ones.
+    """
+
+    epoch: int = -1
+    loss: float | None = None
+    states: dict[str, Any] = field(default_factory=dict)
+
+
+class Training:
+    """A fit on ranks that stay the same: each epoch ends with a join, because shards may have different sizes."""
+
+    def __init__(self, fit: TorchFit, shard: Any) -> None:
+        self.fit = fit
+        self.shard = shard
+        if fit.seed is not None:
+            torch.manual_seed(fit.seed + basics.rank())
+        self.device = self._device()
+        self.model = fit.model.to(self.device)
+        self.dtype = next((each.dtype for each in self.model.parameters() if each.is_floating_point()), torch.float32)
+        self.base_optimizer = fit.optimizer
+        self.history: History = []
+        self.best = BestEpoch()
+        self.epochs = EpochRange.of(fit.epochs)
+        if basics.rank() == 0:
+            self._resume()
+        if self.device.type != "cpu":  # a state that the user has given goes to the device of the parameters
+            self.base_optimizer.load_state_dict(self.base_optimizer.state_dict())
+        self.optimizer = hvd.DistributedOptimizer(
+            self.base_optimizer,
+            named_parameters=self.model.named_parameters(),
+            compression=fit.compression or hvd.Compression.none,
+            backward_passes_per_step=fit.passes,
+        )
+        self._prepare_losses()
+        self.reporter = ProgressReporter(bool(fit.verbose))
+        self._norms = [each for each in self.model.modules() if isinstance(each, torch.nn.modules.batchnorm._BatchNorm)]
+        self._epoch = self._step = 0
+        self._seen_loss: torch.Tensor | None = None
+        self.scale = 1
+
+    # Start.
+
+    def _device(self) -> torch.device:
+        """The GPU of this rank, if there is one. Raises RuntimeError where only some ranks have one."""
+        has_gpu = self.fit.use_gpu and torch.cuda.is_available()
+        if not self.fit.elastic:
+            everyone = hvd.allgather_object(has_gpu, "estimator.gpus")
+            if any(everyone) != all(everyone):
+                without = [rank for rank, has in enumerate(everyone) if not has]
+                raise RuntimeError(f"the ranks {without} have no GPU, but the others have; set use_gpu=False")
+        return torch.device("cuda", basics.local_rank() % torch.cuda.device_count()) if has_gpu else torch.device("cpu")
+
+    def _resume(self) -> None:
+        data = self.fit.run.read()
+        if data is None:
+            return
+        checkpoint = checkpoint_of(data)
+        self.model.load_state_dict(checkpoint["model"])
+        self.base_optimizer.load_state_dict(checkpoint["optimizer"])
+        self.history = list(checkpoint.get("history", []))
+        self.best = BestEpoch(**checkpoint.get("best", {}))
+        if self.best.loss is not None and not self.best.states:
+            self.best.states = {name: checkpoint[name] for name in ("model", "optimizer")}
+        self.epochs = EpochRange.of(self.fit.epochs, len(self.history), checkpoint.get("epochs"))
+
+    def _prepare_losses(self) -> None:
+        fit, labels = self.fit, len(self.fit.layout.labels)
+        losses = for_each_label(fit.losses, labels, "loss") if fit.losses is not None else self._constructed(labels)
+        for loss in losses:
+            if isinstance(loss, torch.nn.Module):
+                loss.to(self.device)
+        self._combined = CombinedLoss(losses, fit.loss_weights, fit.layout.weight is not None)
+        self._metrics = metric_groups(fit.metrics, labels)
+
+    def _constructed(self, labels: int) -> list[Any]:
+        """The losses that the constructors make; each gets the values that it has arguments for."""
+        values = {"model": self.model, "optimizer": self.optimizer, "device": self.device, "fit": self.fit}
+        constructors = for_each_label(self.fit.loss_constructors, labels, "loss_constructors")
+        return [constructor(**_accepted(constructor, values)) for constructor in constructors]
+
+    # A step.
+
+    def loss_fn(
+        self,
+        outputs: Sequence[torch.Tensor],
+        labels: Sequence[torch.Tensor],
+        sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The loss of a batch. Raises FloatingPointError for one that is not finite, where that ends the fit."""
+        loss = self._combined(outputs, labels, sample_weights)
+        self._seen_loss = loss.detach()
+        self._check_finite(self._seen_loss)
+        return self._weighed(loss)
+
+    def _weighed(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
+    def _check_finite(self, loss: torch.Tensor) -> None:
+        if self.fit.terminate_on_nan and not torch.isfinite(loss).all():
+            where = f"step {self._step + 1} of epoch {self._epoch + 1} on rank {basics.rank()}"
+            raise FloatingPointError(
+                f"the loss is {float(loss)} in {where}; look for rows with NaN or very large numbers, or lower the "
+                "learning rate"
+            )
+
+    def _train_batch(self, batch: Sequence[Any], averages: RowAverages) -> None:
+        inputs, labels, weights = self.fit.layout.tensors(batch, self.device, self.dtype)
+        rows = len(inputs[0])
+        self._seen_loss = None
+        if rows == 1:  # which has no variance, so layers of batch norm use their running averages for it
+            with _evaluating(self._norms):
+                outputs, loss = self._minibatch(inputs, labels, weights)
+        else:
+            outputs, loss = self._minibatch(inputs, labels, weights)
+        seen = self._seen_loss
+        if seen is None:  # the user's function has a loss of its own
+            seen = loss.detach()
+            self._check_finite(seen)
+        averages.add(rows, self._values(seen, outputs, labels))
+        self._step += 1
+
+    def _minibatch(
+        self, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], weights: torch.Tensor | None
+    ) -> tuple[Any, torch.Tensor]:
+        """The inner step. Its error, in the first step, gets a note about the tensors."""
+        function, step, passes = self.fit.minibatch or train_minibatch, self._step, self.fit.passes
+        try:
+            found: tuple[Any, torch.Tensor] = function(
+                self.model, self.optimizer, fitted_outputs, self.loss_fn, inputs, labels, weights, passes, step
+            )
+        except Exception as error:
+            noted: Any = error  # the oldest Python that mypy looks for has no notes; PySpark needs a newer one
+            if step == 0:
+                noted.add_note(f"The model got {_shown(inputs)}, and the labels are {_shown(labels)}. {ABOUT_DTYPES}")
+            raise
+        return found
+
+    def _values(self, loss: torch.Tensor, outputs: Any, labels: Sequence[torch.Tensor]) -> dict[Any, Any]:
+        """Loss and metrics of a batch. Those on a GPU stay there, because to read one is to wait for the GPU."""
+        values: dict[Any, Any] = {LOSS: loss}
+        if self._metrics:
+            values |= metric_values(self._metrics, *fitted_outputs(outputs, labels))
+        return values if self.device.type != "cpu" else {name: float(value) for name, value in values.items()}
+
+    def _finish_passes(self) -> None:
+        """Step with the gradients of the last batches, where they are fewer than a step usually has."""
+        if self.fit.minibatch is None and self._step % self.fit.passes:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # it says that there are fewer passes
+                self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    # An epoch.
+
+    def run(self) -> dict[str, Any] | None:
+        """All epochs; the outcome on rank 0."""
+        self.history, self.epochs = hvd.broadcast_object((self.history, self.epochs), 0, "estimator.resume")
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
+        self._scale_to(basics.size())
+        self._begin_training()
+        for epoch in range(len(self.history), self.epochs.end):
+            self._begin_epoch(epoch)
+            averages = self._train_epoch()
+            last = hvd.join()
+            hvd.broadcast_parameters(self.model.state_dict(), root_rank=last)
+            hvd.broadcast_optimizer_state(self.optimizer, root_rank=last)
+            if self._end_epoch(averages):
+                break
+        return self._outcome() if basics.rank() == 0 else None
+
+    def _scale_to(self, size: int) -> None:
+        """Learning rates are those of the user times the number of ranks."""
+        scale_rates(self.optimizer, size / self.scale)
+        self.scale = size
+
+    def _begin_training(self) -> None:
+        self.optimizer.zero_grad()
+        for callback in self.fit.callbacks:
+            callback.on_train_begin(self.model, self.optimizer)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch, self._step = epoch, 0
+        self.model.train()
+        self.reporter.begin()
+        for callback in self.fit.callbacks:
+            callback.on_epoch_begin(epoch)
+
+    def _train_epoch(self) -> RowAverages:
+        averages = RowAverages()
+        for batch in itertools.islice(self.shard.torch(), self.fit.train_steps):
+            self._train_batch(batch, averages)
+            self._report(averages)
+        self._finish_passes()
+        return averages
+
+    def _report(self, averages: RowAverages) -> None:
+        if basics.rank() == 0:
+            epochs = self._epoch, self.epochs.end
+            self.reporter.step(*epochs, averages.rows, lambda: averages.means().get(LOSS))
+
+    @torch.no_grad()
+    def _validate(self) -> RowAverages:
+        averages = RowAverages()
+        self.model.eval()
+        for batch in itertools.islice(self._validation_batches(), self.fit.validation_steps):
+            inputs, labels, weights = self.fit.layout.tensors(batch, self.device, self.dtype)
+            outputs, labels = fitted_outputs(self.model(*inputs), labels)
+            loss = self._combined(outputs, labels, weights)
+            averages.add(len(inputs[0]), self._values(loss, outputs, labels))
+        return averages
+
+    def _validation_batches(self) -> Iterator[Any]:
+        kept_apart = self.shard.validation
+        if kept_apart is None:
+            return iter(())
+        size = self.fit.validation_batch_size
+        return iter((kept_apart if size is None else kept_apart.batched(size)).torch())
+
+    def _end_epoch(self, averages: RowAverages) -> bool:
+        """Validate, exchange the averages, keep the best epoch, write the checkpoint; whether to stop."""
+        total = over_all_ranks({"train": averages, "validation": self._validate()})
+        self._check_rows(total)
+        self.history.append(record_of(self._epoch, total, self._metrics, self.reporter.seconds()))
+        loss, validation_loss = losses_of(self.history[-1])
+        stop = self._stops()
+        if stop:
+            self.epochs = EpochRange(self.epochs.first, self._epoch + 1)
+        self._keep(validation_loss)
+        if basics.rank() == 0:
+            self._save()
+            self.reporter.end(self._epoch, self.epochs.end, total["train"].rows, loss, validation_loss)
+        return stop
+
+    def _check_rows(self, total: Mapping[str, RowAverages]) -> None:
+        """Raise ValueError where no rank has rows; the same on all ranks."""
+        if total["train"].rows == 0:
+            raise ValueError(
+                "there are no rows to train with: the DataFrame is empty, or all of its rows are for validation"
+            )
+        if self.shard.validation is not None and total["validation"].rows == 0 and basics.rank() == 0:
+            logger.warning("epoch %d: there are no rows for validation, so the last epoch is kept", self._epoch + 1)
+
+    def _stops(self) -> bool:
+        """Whether a callback of any rank wants to stop."""
+        if not self.fit.callbacks:
+            return False
+        for callback in self.fit.callbacks:
+            callback.on_epoch_end(self._epoch, self.history)
+        return any_rank(any(callback.stop_training for callback in self.fit.callbacks), "stop")
+
+    def _keep(self, loss: float | None) -> None:
+        """The states of this epoch, where it is the best so far; ranks that come and go all have them."""
+        if (basics.rank() == 0 or self.fit.elastic) and is_better(loss, self.best.loss):
+            self.best = BestEpoch(self._epoch, loss, {} if loss is None else self._states())
+
+    def _save(self) -> None:
+        """Write the checkpoint. It has the states of the best epoch only where they are not those of the last."""
+        if self.fit.run.store is None:
+            return
+        is_last = self.best.epoch == self._epoch
+        best = replace(self.best, states={}) if is_last else self.best
+        about = {"history": self.history, "epochs": [self.epochs.first, self.epochs.end], "best": vars(best)}
+        states = self.best.states if is_last and self.best.states else self._states()
+        self.fit.run.write(checkpoint_bytes({**states, **about}), self.history)
+
+    def _states(self) -> dict[str, Any]:
+        """As they are in a checkpoint and in the result: on the CPU, with the learning rates of the user."""
+        optimizer = scaled_state(self.optimizer.state_dict(), 1 / self.scale)
+        return {"model": on_cpu(self.model.state_dict()), "optimizer": optimizer}
+
+    def _outcome(self) -> dict[str, Any]:
+        return {**(self.best.states or self._states()), "history": self.history, "best_epoch": self.best.epoch}
+
+
+class ElasticTraining(Training):
+    """A fit on ranks that come and go: they take equally many steps, and commit their state after each."""
+
+    def run(self) -> dict[str, Any] | None:
+        """All epochs; the outcome on rank 0."""
+        self.shard.epoch = len(self.history)
+        self.state: Any = hvd.elastic.TorchState(
+            self.model, self.optimizer, shard=self.shard, history=self.history, epochs=self.epochs, scale=1, stop=False
+        )
+        self._averages = RowAverages()
+        hvd.elastic.run(lambda state: self._loop())(self.state)
+        return self._outcome() if basics.rank() == 0 else None
+
+    def _loop(self) -> None:
+        """From the last commit on; again, when ranks have come or gone."""
+        state = self.state
+        self.best = hvd.broadcast_object(self.best, 0, "estimator.best")  # a rank that has come has none
+        self.history, self.epochs, self.scale = state.history, state.epochs, state.scale
+        self._scale_to(basics.size())
+        state.scale = self.scale
+        self._begin_training()
+        while not state.stop:
+            if len(self.history) < self.shard.epoch:
+                self._epoch = len(self.history)
+                state.stop = self._end_epoch(self._averages)
+                state.epochs, self._averages = self.epochs, RowAverages()
+                state.commit()
+            elif self.shard.epoch < self.epochs.end:
+                self._begin_epoch(self.shard.epoch)
+                self._train_rest()
+            else:
+                return
+
+    def _train_rest(self) -> None:
+        """The steps that are left in the epoch."""
+        averages = self._averages
+        for batch in self.shard.torch():
+            filler = RowAverages()  # rows that this rank has had already count nothing
+            self._train_batch(batch, averages if self.shard.weight else filler)
+            self.shard.advance()
+            self._report(averages)
+            if self._step % self.fit.passes == 0 and self.shard.epoch == self._epoch:
+                self.state.commit()
+        self._finish_passes()
+        self.state.commit()
+
+    def _weighed(self, loss: torch.Tensor) -> torch.Tensor:
+        weighed: torch.Tensor = self.shard.weigh(loss)
+        return weighed
+
+
+def record_of(
+    epoch: int, averages: Mapping[str, RowAverages], groups: Sequence[Sequence[Any]], seconds: float
+) -> dict[str, Any]:
+    """An epoch in the history."""
+    record: dict[str, Any] = {"epoch": epoch}
+    for name, part in averages.items():
+        means = part.means()
+        if means or name == "train":
+            values = [
+                [means.get((number, output), math.nan) for output in range(len(group))]
+                for number, group in enumerate(groups)
+            ]
+            record[name] = {LOSS: means.get(LOSS, math.nan), "all_metrics": values}
+    return {**record, "rows": averages["train"].rows, "seconds": seconds}
+
+
+def losses_of(record: Mapping[str, Any]) -> tuple[float, float | None]:
+    """The loss of the training, and that of the validation if there is one."""
+    return record["train"][LOSS], record["validation"][LOSS] if "validation" in record else None
+
+
+def _shown(tensors: Sequence[torch.Tensor]) -> str:
+    return ", ".join(f"{str(each.dtype).removeprefix('torch.')} of shape {tuple(each.shape)}" for each in tensors)
+
+
+def _accepted(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that ``function`` has arguments for."""
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return dict(values)
+    return {name: value for name, value in values.items() if name in parameters}
+
+
+@contextmanager
+def _evaluating(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Inside, ``modules`` are in evaluation mode."""
+    changed = [module.eval() for module in modules if module.training]
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.train()

@@ -1,0 +1,28 @@
+"""Shards whose rows are tensors, for the training without Spark."""
+
+import torch
+
+
+class FakeShard:
+    """Batches of ``features`` and ``labels``, lists of tensors, and perhaps of ``weights``."""
+
+    def __init__(self, features, labels, batch_size=4, weights=None, validation=None):
+        self._sides = features, labels, weights
+        self._batch_size = batch_size
+        self.validation = validation
+
+    def torch(self):
+        features, labels, weights = self._sides
+        for first in range(0, len(features[0]), self._batch_size):
+            rows = slice(first, first + self._batch_size)
+            batch = tuple(each[rows] for each in features), tuple(each[rows] for each in labels)
+            yield batch if weights is None else (*batch, weights[rows])
+
+    def batched(self, size):
+        return FakeShard(self._sides[0], self._sides[1], size, self._sides[2])
+
+
+def line(rows, batch_size=4, first=0, validation=None, weights=None):
+    """Rows with y = 2 x."""
+    x = torch.arange(first, first + rows, dtype=torch.float32).reshape(-1, 1) / 10
+    return FakeShard([x], [2 * x], batch_size, weights, validation)

@@ -1,0 +1,64 @@
+"""The folder of a run, and which epochs a fit has after an earlier one."""
+
+import json
+
+import pytest
+
+from hvd_cluster.spark.estimators.checkpoints import EpochRange, RunFolder
+from hvd_cluster.spark.estimators.store import Store
+
+
+@pytest.mark.parametrize(
+    ("epochs", "done", "earlier", "expected"),
+    [
+        (5, 0, None, (0, 5)),
+        (5, 3, (0, 5), (0, 5)),  # it failed: two are left
+        (5, 5, (0, 5), (5, 10)),  # it was complete: five more
+        (5, 7, (5, 10), (5, 10)),
+        (2, 3, (0, 5), (0, 3)),  # nothing is left of the two
+        (4, 3, None, (3, 7)),  # a checkpoint that does not say
+    ],
+)
+def test_the_epochs_after_an_earlier_fit(epochs, done, earlier, expected):
+    assert EpochRange.of(epochs, done, earlier) == EpochRange(*expected)
+
+
+def test_a_run_is_written_and_read(tmp_path):
+    run = RunFolder.of(Store.create(tmp_path), "mine", "pytorch")
+    assert run.read() is None
+    run.check_writable({"epochs": 3})
+    run.write(b"weights", [{"epoch": 0}])
+    assert run.read() == b"weights"
+    assert json.loads((tmp_path / "runs/mine/logs/history.json").read_text()) == [{"epoch": 0}]
+
+
+def test_each_run_has_a_name_of_its_own(tmp_path):
+    names = {RunFolder.of(Store.create(tmp_path), None, "pytorch").run_id for _ in range(3)}
+    assert len(names) == 3
+    assert all(name.startswith("pytorch_") for name in names)
+
+
+def test_a_run_id_without_a_store():
+    with pytest.raises(ValueError, match=r"run_id is 'mine', but there is no store.*Store.create"):
+        RunFolder.of(None, "mine", "pytorch")
+
+
+def test_a_store_that_cannot_be_written(tmp_path):
+    (tmp_path / "runs").write_text("in the way")
+    with pytest.raises(ValueError, match=r"the store cannot be written: .*fit.json.*give a store="):
+        RunFolder.of(Store.create(tmp_path), "mine", "pytorch").check_writable({})
+
+
+def test_without_a_store_nothing_is_written():
+    run = RunFolder.of(None, None, "pytorch")
+    run.check_writable({})
+    run.write(b"weights", [])
+    assert run.read() is None
+
+
+def test_a_store_that_keeps_no_runs(tmp_path):
+    run = RunFolder.of(Store.create(tmp_path, save_runs=False), "mine", "pytorch")
+    run.check_writable({})
+    run.write(b"weights", [])
+    assert run.read() is None
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,235 @@
+"""A TorchEstimator on a real cluster of two executors."""
+
+import math
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as F
+from pyspark.util import inheritable_thread_target
+from spark_cluster import eventually
+from spark_training import SECONDS, executor_of
+
+torch = pytest.importorskip("torch")
+
+
+from hvd_cluster.core import basics  # noqa: E402
+from hvd_cluster.spark.estimators.backend import Backend  # noqa: E402
+from hvd_cluster.spark.estimators.parquet import prepare_data  # noqa: E402
+from hvd_cluster.spark.estimators.store import Store  # noqa: E402
+from hvd_cluster.spark.torch import EarlyStopping, FitCallback, TorchEstimator  # noqa: E402
+
+# Spark keeps its own processes and connections, and torch sets a variable.
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.leaves("descriptors", "processes", "environment"),
+]
+
+
+def points(spark, rows=600):
+    """y = 2 a - b, and whether it is above 0."""
+    table = spark.range(rows).select(F.randn(1).alias("a"), F.randn(2).cast("float").alias("b"), "id")
+    return table.withColumn("y", 2 * F.col("a") - F.col("b"))
+
+
+def linear(**options):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    options = {"num_proc": 2, "verbose": 0, "loss": torch.nn.functional.mse_loss, **options}
+    options.setdefault("optimizer", torch.optim.SGD(model.parameters(), lr=0.05))
+    return TorchEstimator(model=model, feature_cols=[["a", "b"]], label_cols=["y"], **options)
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 1), torch.nn.Linear(1, 2)
+
+    def forward(self, triple, single):
+        return self.first(triple.reshape(-1, 3)), self.second(single)
+
+
+def test_all_kinds_of_columns_in_one_fit(spark, tmp_path):
+    """Vectors, dense and sparse, several inputs and outputs, weights, a validation column of fractions."""
+    rows = []
+    for number in range(240):
+        a, b, c = (math.sin(number * factor) for factor in (1.1, 2.3, 3.7))
+        vector = Vectors.dense(a, b, 0.0) if number % 2 else Vectors.sparse(3, [0, 1], [a, b])
+        rows.append((vector, c, a - b, int(c > 0), 1.0 + number % 2, 0.5 if number % 4 == 0 else 0.0))
+    df = spark.createDataFrame(rows, ["v", "c", "y", "kind", "w", "held_out"])
+    torch.manual_seed(0)
+    model = TwoHeads()
+    estimator = TorchEstimator(
+        num_proc=2,
+        verbose=0,
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.05),
+        loss=[torch.nn.functional.mse_loss, torch.nn.CrossEntropyLoss()],
+        loss_weights=[0.7, 0.3],
+        metrics=[
+            [lambda output, label: output.mean(), lambda output, label: (output.argmax(1) == label).float().mean()]
+        ],
+        input_shapes=[[-1, 3, 1], [-1, 1]],
+        feature_cols=["v", "c"],
+        label_cols=["y", "kind"],
+        sample_weight_col="w",
+        validation="held_out",
+        transformation_fn=lambda batch: batch | {"c": batch["c"] * 2},
+        batch_size=16,
+        val_batch_size=7,
+        epochs=8,
+        random_seed=3,
+        store=Store.create(tmp_path),
+        run_id="mine",
+    )
+    fitted = estimator.fit(df)
+    history = fitted.getHistory()
+    assert [record["rows"] for record in history] == [180] * 8
+    assert history[-1]["validation"]["loss"] < history[0]["validation"]["loss"] / 2
+    assert history[-1]["validation"]["all_metrics"][0][1] > 0.9
+    assert torch.equal(model.first.weight, estimator.getModel().first.weight)  # the user's own model did not change
+    assert not torch.equal(model.first.weight, fitted.getModel().first.weight)
+    more = estimator.fit(df, {estimator.epochs: 1})
+    assert [record["epoch"] for record in more.getHistory()] == list(range(9))
+
+
+class Gate(FitCallback):
+    """Waits at the beginning of the second epoch until the test has killed an executor."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_epoch_begin(self, epoch):
+        deadline = time.monotonic() + SECONDS
+        if epoch == 1:
+            Path(self.folder, f"{os.getpid()}.waits").touch()
+            while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+
+def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
+    """In its second epoch: the first one stays as it was, and the others see all rows."""
+    estimator = linear(epochs=3, min_num_proc=1, validation=0.2, callbacks=[Gate(str(tmp_path))])
+    with ThreadPoolExecutor(1) as pool:
+        fit = pool.submit(inheritable_thread_target(spark)(lambda: estimator.fit(points(spark))))
+        eventually(lambda: fit.done() or len(list(tmp_path.glob("*.waits"))) == 2, SECONDS)
+        assert not fit.done(), fit.result()
+        executor_of(psutil.Process(int(next(tmp_path.glob("*.waits")).stem))).kill()
+        (tmp_path / "go").touch()
+        fitted = fit.result(SECONDS)
+    history = fitted.getHistory()
+    assert [record["epoch"] for record in history] == [0, 1, 2]
+    assert history[0]["rows"] > 400
+    assert history[2]["validation"]["loss"] < history[0]["validation"]["loss"]
+    assert fitted.getModel().weight.detach()[0].tolist() == pytest.approx([2, -1], abs=0.1)
+
+
+def test_a_loss_that_is_nan_in_the_third_step(spark):
+    df = points(spark).withColumn("y", F.when(F.col("id") % 200 == 199, float("nan")).otherwise(F.col("y")))
+    estimator = linear(terminate_on_nan=True, epochs=3, batch_size=64, shuffle=False)
+    with pytest.raises(FloatingPointError, match=r"the loss is nan in step \d of epoch 1 on rank [01]; look for rows"):
+        estimator.fit(df)
+
+
+class Here(Backend):
+    """Runs the function in this process, as Horovod's tests do."""
+
+    def run(self, fn, args=(), kwargs=None, env=None):
+        return [fn(*args, **(kwargs or {}))]
+
+    def num_processes(self):
+        return 1
+
+
+@pytest.fixture
+def engine():
+    yield
+    basics.shutdown()
+
+
+@pytest.mark.usefixtures("engine")
+def test_rows_in_files(spark, tmp_path):
+    """A backend of one's own gets them through the store; a fit on files gives the same."""
+    store, df = Store.create(tmp_path), points(spark, 200).coalesce(1)
+    estimator = linear(num_proc=None, store=store, validation=0.25, epochs=2, random_seed=5, backend=Here())
+    first = estimator.fit(df)
+    assert first.getHistory()[1]["validation"]["loss"] < first.getHistory()[0]["validation"]["loss"]
+    assert not list(tmp_path.glob("runs/*/rows*"))
+    df.write.parquet(store.get_train_data_path())
+    second = estimator.fit_on_parquet()
+    assert torch.equal(first.getModel().weight, second.getModel().weight)
+    on_spark = estimator.fit_on_parquet({estimator.backend: None, estimator.num_proc: 2})
+    assert on_spark.getHistory()[0]["rows"] == second.getHistory()[0]["rows"]
+    held_out = df.withColumn("held_out", F.col("id") % 4 / 3)
+    with prepare_data(2, store, held_out, ["y"], ["a", "b"], "held_out", partitions_per_process=1) as number:
+        prepared = estimator.fit_on_parquet({estimator.validation: None}, number).getHistory()
+    assert (prepared[0]["rows"], "validation" in prepared[0]) == (50, True)
+    estimator.setStore(None)
+    with pytest.raises(ValueError, match=r"has no method run_on_dataframe, so Spark writes .* there is no store"):
+        estimator.fit(df)
+
+
+def test_an_estimator_is_saved_and_loaded(spark, tmp_path):
+    optimizer_of = torch.optim.Adam
+    model = torch.nn.Linear(2, 1)
+    estimator = linear(epochs=7, optimizer=optimizer_of(model.parameters(), lr=0.5))
+    estimator.save(str(tmp_path / "saved"))
+    loaded = TorchEstimator.load(str(tmp_path / "saved"))
+    assert (loaded.uid, loaded.getEpochs(), loaded.getFeatureCols()) == (estimator.uid, 7, [["a", "b"]])
+    assert torch.equal(loaded.getModel().weight, estimator.getModel().weight)
+    assert loaded.getOptimizer().param_groups[0]["lr"] == 0.5
+    assert loaded.getLoss() is torch.nn.functional.mse_loss
+
+
+def test_two_fits_at_once(spark):
+    """Each has a worker of its own beside one of the two slots."""
+    df = points(spark)
+    fits = [linear(num_proc=1, epochs=2, callbacks=[EarlyStopping(9)], validation=0.2) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(inheritable_thread_target(spark)(lambda each: each.fit(df)), fits))
+    assert [len(fitted.getHistory()) for fitted in found] == [2, 2]
+    assert all(fitted.getHistory()[1]["train"]["loss"] < fitted.getHistory()[0]["train"]["loss"] for fitted in found)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"model": None}, ValueError, "model is None, but must be a torch.nn.Module"),
+        ({"optimizer": "adam"}, ValueError, "optimizer is 'adam', but must be a torch.optim.Optimizer"),
+        (
+            {"optimizer": torch.optim.LBFGS(torch.nn.Linear(2, 1).parameters())},
+            ValueError,
+            "LBFGS evaluates .* give a train_minibatch_fn",
+        ),
+        ({"loss": None}, ValueError, "there is no loss; give one of loss and loss_constructors"),
+        ({"loss_constructors": [print]}, ValueError, "both loss and loss_constructors are given"),
+        ({"label_cols": None}, ValueError, "label_cols is left out"),
+        ({"label_cols": ["nothing"]}, ValueError, "label_cols names 'nothing', which the DataFrame does not have"),
+        ({"feature_cols": ["text"]}, ValueError, "feature_cols has the column 'text', which is of type string; index"),
+        ({"validation": "text"}, ValueError, "validation names 'text', a column of type string; it must be boolean"),
+        ({"loss_weights": [1.0, 2.0]}, ValueError, "loss_weights has 2 values, but label_cols names 1"),
+        ({"label_shapes": [[2]]}, ValueError, r"label_shapes says that a row of y has the shape \[2\]"),
+        ({"input_shapes": [[2], [2]]}, ValueError, "input_shapes has 2 shapes, but the feature columns make 1 inputs"),
+        ({"input_shapes": [[2, 1]]}, ValueError, r"input_shapes has \[2, 1\], but a shape must begin with -1"),
+        ({"input_shapes": [[-1, 3]]}, ValueError, r"input_shapes says that a row of a, b has the shape \[3\]"),
+        ({"num_proc": None, "backend": 3}, ValueError, "backend is 3, but must have the methods run"),
+        ({"callbacks": [print]}, ValueError, "must have objects of a subclass of FitCallback only"),
+        ({"run_id": "mine"}, ValueError, "run_id is 'mine', but there is no store"),
+        ({"min_num_proc": 1, "train_steps_per_epoch": 2}, ValueError, "workers that come and go see all rows"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_bad_input_is_refused_before_anything_starts(spark, given, error, text):
+    df = points(spark, 40).withColumn("text", F.lit("hello"))
+    estimator = linear()
+    with pytest.raises(error, match=text):
+        estimator.fit(df, {getattr(estimator, name): value for name, value in given.items()})
+
+
+def test_something_that_is_no_dataframe():
+    with pytest.raises(TypeError, match=r"df is a builtins\.list, but must be a DataFrame of Spark"):
+        linear().fit([1, 2])
