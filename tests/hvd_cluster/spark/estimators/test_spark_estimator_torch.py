@@ -112,7 +112,7 @@ class Gate(FitCallback):
 
 
 def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
-    """In its second epoch: the first one stays as it was, and the others see all rows."""
+    """At the beginning of its second epoch: the record of the first one stays, and the fit comes to its end."""
     estimator = linear(epochs=3, min_num_proc=1, validation=0.2, callbacks=[Gate(str(tmp_path))])
     with ThreadPoolExecutor(1) as pool:
         fit = pool.submit(inheritable_thread_target(spark)(lambda: estimator.fit(points(spark))))
