@@ -112,7 +112,7 @@ class Gate(FitCallback):
 
 
 def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
-    """In its second epoch: the first one stays as it was, and the others see all rows."""
+    """At the beginning of its second epoch: the record of the first one stays, and the fit comes to its end."""
     estimator = linear(epochs=3, min_num_proc=1, validation=0.2, callbacks=[Gate(str(tmp_path))])
     with ThreadPoolExecutor(1) as pool:
         fit = pool.submit(inheritable_thread_target(spark)(lambda: estimator.fit(points(spark))))
@@ -126,13 +126,6 @@ def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
     assert history[0]["rows"] > 400
     assert history[2]["validation"]["loss"] < history[0]["validation"]["loss"]
     assert fitted.getModel().weight.detach()[0].tolist() == pytest.approx([2, -1], abs=0.1)
-
-
-def test_a_loss_that_is_nan_in_the_third_step(spark):
-    df = points(spark).withColumn("y", F.when(F.col("id") % 200 == 199, float("nan")).otherwise(F.col("y")))
-    estimator = linear(terminate_on_nan=True, epochs=3, batch_size=64, shuffle=False)
-    with pytest.raises(FloatingPointError, match=r"the loss is nan in step \d of epoch 1 on rank [01]; look for rows"):
-        estimator.fit(df)
 
 
 class Here(Backend):
