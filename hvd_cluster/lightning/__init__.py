@@ -8,15 +8,12 @@ they are installed. The classes here are for ``lightning``; :mod:`hvd_cluster.li
 from typing import Any as _Any
 
 import hvd_cluster.torch as _torch
-from hvd_cluster.lightning.packages import PACKAGES as _PACKAGES
-from hvd_cluster.lightning.packages import classes_of as _classes_of
+from hvd_cluster.lightning.packages import installed_classes as _installed_classes
 
 __all__ = ["HorovodEnvironment", "HorovodFabricStrategy", "HorovodStrategy"]
 
 assert _torch
-_classes = {package.name: _classes_of(package) for package in _PACKAGES if package.is_installed}
-if not _classes:
-    raise ImportError('hvd_cluster.lightning needs Lightning: pip install "hvd-cluster[lightning]"')
+_classes = _installed_classes()
 _preferred = next(iter(_classes.values()))
 HorovodEnvironment: type[_Any] = _preferred.environment
 HorovodFabricStrategy: type[_Any] = _preferred.fabric

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,6 +13,8 @@ from hvd_cluster.lightning.fabric_strategy import FabricStrategy
 from hvd_cluster.lightning.trainer_strategy import FirstCallback, TrainerStrategy
 
 NAME = "horovod"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,9 @@ class Package:
 
     @property
     def is_installed(self) -> bool:
-        """Whether it can be imported."""
-        return find_spec(self.name) is not None
+        """Whether there is such a package; a folder of that name beside a script is none."""
+        spec = find_spec(self.name)
+        return spec is not None and spec.origin is not None
 
 
 PACKAGES = (
@@ -42,6 +46,23 @@ class Classes:
     environment: type[Any]
     trainer: type[Any]
     fabric: type[Any]
+
+
+def installed_classes() -> dict[str, Classes]:
+    """Those of each package that can be imported, by its name. Raises ImportError where there is none."""
+    found, errors = {}, []
+    for package in PACKAGES:
+        if package.is_installed:
+            try:
+                found[package.name] = classes_of(package)
+            except (ImportError, AttributeError) as error:  # such as an old version of one beside a new one
+                errors.append(f"{package.name}: {error}")
+    if not found:
+        advice = 'hvd_cluster.lightning needs Lightning: pip install "hvd-cluster[lightning]"'
+        raise ImportError("; ".join([advice, *errors]))
+    for reason in errors:
+        logger.warning("no strategy for a package of Lightning that cannot be used: %s", reason)
+    return found
 
 
 def classes_of(package: Package) -> Classes:

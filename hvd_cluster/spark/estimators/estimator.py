@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import posixpath
 import time
 from abc import abstractmethod
@@ -17,7 +18,7 @@ from collectives import override
 from executors.agents.spark import Session
 from hvd_cluster.spark.dataframe import require_dataframe, rows_of
 from hvd_cluster.spark.estimators import progress
-from hvd_cluster.spark.estimators.backend import ROW_CALL, SparkBackend, chosen_backend
+from hvd_cluster.spark.estimators.backend import ROW_CALL, chosen_backend
 from hvd_cluster.spark.estimators.checkpoints import RunFolder
 from hvd_cluster.spark.estimators.columns import (
     FitColumns,
@@ -46,6 +47,11 @@ def check_steps(settings: Mapping[str, Any], elastic: bool) -> None:
         )
 
 
+def shows_progress(method: Callable[..., Any]) -> bool:
+    """Whether ``method`` of a backend takes ``show``, as those of a SparkBackend do."""
+    return "show" in inspect.signature(method).parameters
+
+
 @dataclass(frozen=True)
 class FitPlan:
     """What a fit does: checked, before anything starts.
@@ -68,10 +74,12 @@ class FitPlan:
     def on_dataframe(self, df: DataFrame) -> list[Any]:
         """The results by rank, of workers that get the rows straight from Spark, if their backend can do that."""
         if callable(getattr(self.backend, ROW_CALL, None)):
+            shown = self._shown_by(self.backend.run_on_dataframe)
             found: list[Any] = self.backend.run_on_dataframe(
-                self.train, df, self.arguments, show=self.show, **self.rows, **self.elastic
+                self.train, df, self.arguments, **shown, **self.rows, **self.elastic
             )
             return found
+        self._refuse_elastic()
         store = self._store(f"the backend {self.backend!r} has no method {ROW_CALL}, so Spark writes the rows to files")
         path = posixpath.join(store.get_run_path(self.run.run_id), f"rows_{time.time_ns()}")
         rows = rows_of(df, **self.rows)
@@ -79,19 +87,25 @@ class FitPlan:
             df.select(*map(quoted, rows.columns)).write.parquet(store.get_full_path(path))
             return self.on_files(ParquetRows(store, path, rows))
         finally:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # where the write has failed, its error counts
                 store.fs.delete_dir(store.get_localized_path(path))
 
     def on_files(self, rows: ParquetRows) -> list[Any]:
         """The results by rank, of workers that read Parquet files. Raises ValueError for workers that come and go."""
+        self._refuse_elastic()
+        shown = self._shown_by(self.backend.run)
+        results: list[Any] = self.backend.run(rows.on_shard(self.train), args=self.arguments, **shown)
+        return results
+
+    def _shown_by(self, method: Callable[..., Any]) -> dict[str, Any]:
+        return {"show": self.show} if shows_progress(method) else {}
+
+    def _refuse_elastic(self) -> None:
         if self.elastic:
             raise ValueError(
                 f"{next(iter(self.elastic))} is given, but workers that read rows from files cannot come and go; leave "
                 "it out, or fit a DataFrame with a SparkBackend"
             )
-        shown = {"show": self.show} if isinstance(self.backend, SparkBackend) else {}
-        results: list[Any] = self.backend.run(rows.on_shard(self.train), args=self.arguments, **shown)
-        return results
 
     def _store(self, why: str) -> Any:
         store = self.settings["store"]
@@ -130,13 +144,14 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
         plan = self._plan(df)
         has_others = plan.settings["validation"] is None and store.is_parquet_dataset(others)
         rows = rows_of(with_boolean_validation(df, plan.settings["validation"]), **plan.rows)
-        return self._fitted(plan, plan.on_files(ParquetRows(store, path, rows, others if has_others else None))[0])
+        results = plan.on_files(ParquetRows(store, path, rows, others if has_others else None))
+        return self._fitted(plan, results[0])._resetUid(self.uid)
 
     @override
     def _fit(self, dataset: DataFrame) -> Any:
         plan = self._plan(dataset)
         results = plan.on_dataframe(with_boolean_validation(dataset, plan.settings["validation"]))
-        return self._fitted(plan, results[0])
+        return self._fitted(plan, results[0])._resetUid(self.uid)
 
     def _plan(self, dataset: DataFrame) -> FitPlan:
         """Raises ValueError, TypeError."""
@@ -146,6 +161,8 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
         df = with_boolean_validation(dataset, settings["validation"])
         rows, columns, elastic = self._rows(df, settings)
         backend = chosen_backend(settings["backend"], settings["num_proc"], settings["verbose"])
+        if not shows_progress(getattr(backend, ROW_CALL, backend.run)):
+            settings = {**settings, "verbose": 0}  # or lines for the driver would stand in the output of a worker
         run = RunFolder.of(settings["store"], settings["run_id"], self.RUN_PREFIX)
         train, arguments = self._training(settings, columns, run, bool(elastic))
         run.check_writable({"features": columns.features, "labels": columns.labels, "epochs": settings["epochs"]})

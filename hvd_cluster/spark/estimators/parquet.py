@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 from pyarrow import parquet
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from collectives import override
 from hvd_cluster.core import basics
@@ -269,7 +270,11 @@ def prepare_data(
 def _parts(df: DataFrame, validation: float | str | None) -> list[DataFrame]:
     """The rows for training and, if there are any, those for validation."""
     if isinstance(validation, str):
-        kept_apart = quoted(validation).cast("int") > 0
+        column = quoted(validation)
+        kept_apart = column if df.schema[validation].dataType.typeName() == "boolean" else column > 0
+        kept_apart = F.when(column.isNotNull(), kept_apart).otherwise(
+            F.raise_error(F.lit(f"the validation column {validation!r} has a null; give each row a value"))
+        )
         return [df.where(~kept_apart), df.where(kept_apart)]
     return df.randomSplit([1 - validation, validation], SPLIT_SEED) if validation else [df]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,13 @@ class FitCallback:
 
     stop_training = False
 
-    def on_train_begin(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """The training begins; also again, in an elastic fit, after workers have come or gone."""
+    def on_train_begin(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, history: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """The training begins, after the epochs of ``history``: those of an earlier fit with the same ``run_id``.
+
+        Also again, in an elastic fit, after workers have come or gone.
+        """
 
     def on_epoch_begin(self, epoch: int) -> None:
         """An epoch begins; the first one has the number 0."""
@@ -72,14 +78,29 @@ class SchedulerCallback(FitCallback):
         self._scheduler: Any = None
 
     @override
-    def on_train_begin(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Make the scheduler."""
+    def on_train_begin(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, history: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Make the scheduler; where a training goes on, it is as after the epochs of ``history``."""
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("initial_lr", group["lr"])
         self._scheduler = self._make(optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the optimizer has made no step since
+            for record in history:
+                self._step(record)
+        if history:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
 
     @override
     def on_epoch_end(self, epoch: int, history: Sequence[Mapping[str, Any]]) -> None:
         """Let it step."""
+        self._step(history[-1])
+
+    def _step(self, record: Mapping[str, Any]) -> None:
         if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            self._scheduler.step(history[-1].get("validation", history[-1]["train"])["loss"])
+            self._scheduler.step(record.get("validation", record["train"])["loss"])
         else:
             self._scheduler.step()

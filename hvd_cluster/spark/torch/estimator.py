@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from hvd_cluster.spark.rows.columns import Stack
 from hvd_cluster.spark.torch.batches import BatchLayout, for_each_label, metric_groups, unreduced
 from hvd_cluster.spark.torch.callbacks import FitCallback
 from hvd_cluster.spark.torch.model import TORCH_BLOBS, TorchModel
-from hvd_cluster.spark.torch.payload import optimizer_of, packed
+from hvd_cluster.spark.torch.payload import optimizer_of, packed, unpacked
 from hvd_cluster.spark.torch.training import TorchFit, train
 
 __all__ = ["TorchEstimator"]
@@ -107,7 +106,7 @@ class TorchEstimator(HorovodEstimator):
     def _fitted(self, plan: FitPlan, outcome: Any) -> Any:
         settings = plan.settings
         optimizer = optimizer_of(settings["optimizer"], settings["model"])
-        model, optimizer = copy.deepcopy((settings["model"], optimizer))
+        model, optimizer = unpacked(packed((settings["model"], optimizer)))
         model.load_state_dict(outcome["model"])
         optimizer.load_state_dict(outcome["optimizer"])
         return TorchModel(

@@ -141,7 +141,12 @@ class Training:
         )
         self._prepare_losses()
         self.reporter = ProgressReporter(bool(fit.verbose))
-        self._norms = [each for each in self.model.modules() if isinstance(each, torch.nn.modules.batchnorm._BatchNorm)]
+        self._norms = [
+            each
+            for each in self.model.modules()
+            # A SyncBatchNorm has the rows of all ranks, and exchanges their sums.
+            if isinstance(each, torch.nn.modules.batchnorm._BatchNorm) and not isinstance(each, hvd.SyncBatchNorm)
+        ]
         self._epoch = self._step = 0
         self._seen_loss: torch.Tensor | None = None
         self.scale = 1
@@ -285,7 +290,7 @@ class Training:
     def _begin_training(self) -> None:
         self.optimizer.zero_grad()
         for callback in self.fit.callbacks:
-            callback.on_train_begin(self.model, self.optimizer)
+            callback.on_train_begin(self.model, self.optimizer, self.history)
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch, self._step = epoch, 0

@@ -226,3 +226,22 @@ def test_ddp_of_lightning_in_our_environment(fresh_pool):
     one, two = fresh_pool(2).run(train)
     assert one == two
     assert one[1:] == (2, 2)
+
+
+def test_a_package_that_cannot_be_used_does_not_stop_the_other(alone):
+    def check():
+        from hvd_cluster.lightning import packages
+
+        known = packages.PACKAGES
+        broken = packages.Package("json", "json.pytorch", "json.fabric", "nowhere")
+        try:
+            packages.PACKAGES = (broken, known[0])
+            found = list(packages.installed_classes())
+            packages.PACKAGES = (broken,)
+            with pytest.raises(ImportError, match=r"pip install .* json: No module named 'json.pytorch'"):
+                packages.installed_classes()
+        finally:
+            packages.PACKAGES = known
+        return found
+
+    assert alone.run(check) == [["lightning"]]

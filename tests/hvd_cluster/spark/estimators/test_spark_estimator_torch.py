@@ -87,6 +87,7 @@ def test_all_kinds_of_columns_in_one_fit(spark, tmp_path):
         run_id="mine",
     )
     fitted = estimator.fit(df)
+    assert fitted.uid == estimator.uid
     history = fitted.getHistory()
     assert [record["rows"] for record in history] == [180] * 8
     assert history[-1]["validation"]["loss"] < history[0]["validation"]["loss"] / 2

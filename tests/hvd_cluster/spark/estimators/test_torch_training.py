@@ -134,7 +134,7 @@ def test_the_last_batches_take_part(ranks):
 class Overshoot(FitCallback):
     """Makes the second epoch the best one, and writes down what it sees."""
 
-    def on_train_begin(self, model, optimizer):
+    def on_train_begin(self, model, optimizer, history):
         self.model = model
 
     def on_epoch_begin(self, epoch):
@@ -186,6 +186,32 @@ def test_a_scheduler(ranks):
     still = torch.nn.Linear(1, 1, bias=False)
     fit = fit_of(still, torch.optim.SGD(still.parameters(), lr=1e-6), epochs=2, callbacks=[SchedulerCallback(make[1])])
     assert trained(ranks, fit, line(8))["optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-7)
+
+
+SCHEDULERS = {
+    "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (2 + epoch)),
+    "linear": lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5),
+    "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
+}
+
+
+@pytest.mark.parametrize("make", SCHEDULERS.values(), ids=list(SCHEDULERS))
+def test_a_schedule_goes_on_with_a_fit_that_does(make):
+    history = [{"train": {"loss": loss}} for loss in (3.0, 2.0, 2.5, 2.6, 2.7, 2.8, 2.9)]
+
+    def rates(optimizer, first, last):
+        callback, found = SchedulerCallback(make), []
+        callback.on_train_begin(None, optimizer, history[:first])
+        for epoch in range(first, last):
+            optimizer.step()
+            callback.on_epoch_end(epoch, history[: epoch + 1])
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    whole, parts = (torch.optim.SGD([torch.ones(1)], lr=0.1) for _ in range(2))
+    expected = rates(whole, 0, 7)
+    assert rates(parts, 0, 0) + rates(parts, 0, 3) + rates(parts, 3, 7) == pytest.approx(expected)
 
 
 @ONE
@@ -279,6 +305,14 @@ def test_several_inputs_and_outputs_with_weights_of_rows(ranks):
 def test_a_batch_of_one_row_passes_batch_norm(ranks):
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
     assert len(losses(trained(ranks, fit_of(model, epochs=2), line(9)))) == 2
+
+
+@TWO
+def test_a_batch_of_one_row_on_one_rank_and_batch_norm_of_all_ranks(ranks):
+    from hvd_cluster.torch import SyncBatchNorm
+
+    model = torch.nn.Sequential(SyncBatchNorm(1), torch.nn.Linear(1, 1))
+    assert len(losses(trained(ranks, fit_of(model, epochs=2), line(9), line(12)))) == 2
 
 
 @ONE
