@@ -121,7 +121,7 @@ def combine(launches: Sequence[Row]) -> Row:
         launches[0],
         ours=statistics.median(entry.ours for entry in launches),
         peer=statistics.median(entry.peer for entry in launches),
-        best=min(entry.best for entry in launches),
+        best=(max if launches[0].unit.endswith("/s") else min)(entry.best for entry in launches),
         mpi=_median_of(entry.mpi for entry in launches),
         single=_median_of(entry.single for entry in launches),
     )
