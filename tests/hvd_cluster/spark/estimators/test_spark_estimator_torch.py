@@ -25,6 +25,7 @@ from hvd_cluster.spark.torch import EarlyStopping, FitCallback, TorchEstimator  
 
 # Spark keeps its own processes and connections, and torch sets a variable.
 pytestmark = [
+    pytest.mark.timeout(240),
     pytest.mark.usefixtures("nothing_left"),
     pytest.mark.leaves("descriptors", "processes", "environment"),
 ]

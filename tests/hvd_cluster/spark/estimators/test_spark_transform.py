@@ -25,6 +25,7 @@ from tests.doc_blocks import blocks, execute  # noqa: E402
 
 # Spark keeps its own processes and connections, and torch sets a variable.
 pytestmark = [
+    pytest.mark.timeout(240),
     pytest.mark.usefixtures("nothing_left"),
     pytest.mark.leaves("descriptors", "processes", "environment"),
 ]
