@@ -37,7 +37,6 @@ PR_SET_CHILD_SUBREAPER = 36
 ASKING = (signal.SIGTERM, signal.SIGINT)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 PASSED = (*NOTICES, signal.SIGHUP)
-HEEDED = {b"SigCgt", b"SigBlk"}
 WAKING = (*ASKING, *PASSED, signal.SIGQUIT, signal.SIGCHLD)
 SHELLS = {"sh", "ash", "bash", "busybox", "dash", "ksh", "ksh93", "mksh", "yash", "zsh"}
 LAST_PART = 0.1
@@ -45,6 +44,7 @@ LAST_SECONDS = 5.0
 # Python ignores these signals; the worker gets the kernel's default actions back.
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 RETRY_SECONDS = 0.05
+BLOCKED_SECONDS = 0.05
 UNKILLABLE_SECONDS = 5.0
 
 
@@ -250,10 +250,22 @@ def _is_shell(pid: int) -> bool:
 
 
 def _heeds(pid: int, number: int) -> bool:
-    """Whether it has a handler for ``number``, or blocks it, as a thread that calls ``sigwait()`` needs."""
+    """Whether it has a handler for ``number``, or blocks it, as a thread that calls ``sigwait()`` needs.
+
+    A process that starts another one blocks all signals for a moment, and a shell also while it waits for a child.
+    """
+    if _is_in(pid, number, b"SigCgt"):
+        return True
+    if _is_shell(pid) or not _is_in(pid, number, b"SigBlk"):
+        return False
+    time.sleep(BLOCKED_SECONDS)
+    return _is_in(pid, number, b"SigBlk")
+
+
+def _is_in(pid: int, number: int, mask: bytes) -> bool:
     with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
         fields = (line.partition(b":") for line in file)
-        return any(int(mask, 16) & 1 << number - 1 for name, _, mask in fields if name in HEEDED)
+        return any(int(value, 16) & 1 << number - 1 for name, _, value in fields if name == mask)
     return False
 
 

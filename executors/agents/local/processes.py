@@ -52,6 +52,20 @@ def passed_on(pass_on: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def unheeded(number: int) -> Iterator[None]:
+    """Let the signal ``number`` do nothing while the main thread is in the block: a handler that raises could leave
+    anything half done. In another thread, signals are as they were.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(number, lambda number, frame: None) if is_main else None
+    try:
+        yield
+    finally:
+        if previous is not None:
+            signal.signal(number, previous)
+
+
 GUARD = Path(__file__).with_name("guard.py")
 REAP_SECONDS = 10.0
 

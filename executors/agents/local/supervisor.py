@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from collectives import Frames
-from executors.agents.local.processes import WorkerProcess
+from executors.agents.local.processes import WorkerProcess, unheeded
 from executors.api import WorkerError
 from executors.failures import COLOUR, CONSEQUENCES, Failure, FailureKind
 from executors.job.arguments import resolve_seconds
@@ -233,7 +233,7 @@ class Supervisor:
         self.end(number=number)
         is_waiting = True
         while is_waiting:  # Bound: that of end(); abort: KeyboardInterrupt.
-            with suppress(SystemExit):
+            with suppress(SystemExit), unheeded(signal.SIGTERM):
                 for _ in self.events(is_over):
                     pass
                 is_waiting = False

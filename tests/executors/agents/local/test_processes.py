@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from collectives.net import descriptors
+from executors.agents.local import guard
 from executors.agents.local.processes import PASSED, WorkerProcess
 
 FOREVER = 600.0
@@ -251,6 +252,45 @@ def test_a_rank_whose_thread_waits_for_a_notice_gets_it(start):
     worker.process.pass_on(signal.SIGUSR1)
     assert worker.end() == [0]
     assert worker.stdout.read() == "SIGUSR1\n"
+
+
+def test_a_shell_that_blocks_a_notice_does_not_wait_for_it(start):
+    """It blocks signals while it waits for a child; here it inherits that."""
+    command = "env", "--block-signal=USR1", "bash", "-c", "echo ready; read line < /dev/zero"
+    worker = start("", command=command)
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.pass_on(signal.SIGUSR1)
+    assert worker.report.readline() == f"unheard {int(signal.SIGUSR1)}\n"
+    worker.process.hurry()
+    assert worker.end() == [-9]
+
+
+BLOCK = """
+import signal
+for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK):
+    signal.pthread_sigmask(how, [signal.SIGUSR1])
+    print(flush=True)
+    input()
+"""
+
+
+@pytest.mark.parametrize("is_moment", [True, False])
+def test_a_process_that_blocks_a_notice_for_a_moment_does_not_wait_for_it(monkeypatch, is_moment):
+    """As any does that starts another one."""
+    script = "import signal; mask = signal.pthread_sigmask; mask(0, [10]); print(flush=True); input(); mask(1, [10]); "
+    with subprocess.Popen(
+        [sys.executable, "-c", script + "print(flush=True); input()"], stdin=-1, stdout=-1
+    ) as process:
+        process.stdout.readline()
+
+        def unblock(_):
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            process.stdout.readline()
+
+        monkeypatch.setattr(guard.time, "sleep", unblock if is_moment else lambda _: None)
+        assert guard._heeds(process.pid, signal.SIGUSR1) != is_moment
+        process.kill()
 
 
 FORK = """

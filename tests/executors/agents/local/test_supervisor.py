@@ -1,6 +1,7 @@
 """The tasks of a supervisor besides watching its workers."""
 
 import os
+import signal
 
 from executors.agents.local.supervisor import KEPT_LINES, Ended, Supervisor, WorkerStarted
 from executors.job.output import Output
@@ -34,3 +35,26 @@ def test_the_end_of_a_process_has_its_last_lines_also_one_without_an_end():
         supervisor.launch(0, ["sh", "-c", script], os.environ, output)
         *_, last = supervisor.events()
     assert last == Ended(0, 3, (*map(str, range(7, KEPT_LINES + 6)), "no end"))
+
+
+def test_a_notice_that_comes_with_a_second_request_to_end_is_not_lost():
+    """The request interrupts nothing, though hvdrun lets SIGTERM raise."""
+
+    def leave(number, frame):
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    heard = []
+    try:
+        with Output(1) as output, Supervisor(5.0) as supervisor:
+            supervisor.launch(0, ["sh", "-c", "trap '' TERM; exec sleep 600"], os.environ, output)
+            for event in supervisor.events():
+                if isinstance(event, WorkerStarted):
+                    supervisor.soon(lambda: heard.append("first"))
+                    supervisor.soon(lambda: os.kill(os.getpid(), signal.SIGTERM))
+                    supervisor.soon(lambda: heard.append("third"))
+                    supervisor.soon(lambda: supervisor.kill(0))
+                    supervisor.leave()
+    finally:
+        assert signal.signal(signal.SIGTERM, before) is leave
+    assert heard == ["first", "third"]
