@@ -13,7 +13,7 @@ of one ``local-cluster[2,1,1024]``, and says the loss of each epoch.
 * batches: the same, with an IterableDataset that gives whole batches of shuffled rows, as fast as one can write it.
 
 A fit counts from the call of a side to where it has the trained weights, the first epoch from that call to its end. All
-sides must come to the same loss. Before all that each side has had some rows.
+sides must come to the same loss. Before all that each side has had some rows. Each launch begins with another side.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -208,11 +209,13 @@ SIDES: dict[str, Callable[[Any, Any, argparse.Namespace], Fit]] = {
 }
 
 
-def launch(spark: Any, table: Any, arguments: argparse.Namespace) -> list[Row]:
-    """Each side once; rows/s of all ranks together."""
+def launch(spark: Any, table: Any, arguments: argparse.Namespace, first: int) -> list[Row]:
+    """Each side once, from number ``first`` on; rows/s of all ranks together."""
     speeds: dict[str, dict[str, float]] = {}
     losses = {}
-    for name, side in SIDES.items():
+    sides = deque(SIDES.items())
+    sides.rotate(-first)
+    for name, side in sides:
         called = time.monotonic()
         ends, losses[name] = side(spark, table, arguments)
         speeds[name] = rows_per_second(called, ends, time.monotonic(), arguments)
@@ -243,14 +246,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000, help="of the DataFrame (default: 2000000)")
     parser.add_argument("--batch-size", type=int, default=1024, help="rows a rank and batch (default: 1024)")
     parser.add_argument("--epochs", type=int, default=3, help="at least 2 (default: 3)")
-    add_launches_argument(parser, 3)
+    add_launches_argument(parser, 4)
     add_report_arguments(parser)
     arguments = parser.parse_args()
     with folder() as place, spark_on(place) as spark:
         few = argparse.Namespace(**vars(arguments) | {"rows": WARM_UP_ROWS})
-        launch(spark, generate(spark, place / "few", few.rows), few)
+        launch(spark, generate(spark, place / "few", few.rows), few, 0)
         table = generate(spark, place / "table", arguments.rows)
-        launches = [launch(spark, table, arguments) for _ in range(arguments.launches)]
+        launches = [launch(spark, table, arguments, first) for first in range(arguments.launches)]
     rows = [combine(entries) for entries in zip(*launches, strict=True)]
     report("a network fitted to a DataFrame", rows, arguments)
 

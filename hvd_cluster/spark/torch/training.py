@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch._dynamo  # a second of work at the first use of an optimizer, which rank 0 would have before the others
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.core import basics
