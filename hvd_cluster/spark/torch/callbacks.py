@@ -53,14 +53,18 @@ class EarlyStopping(FitCallback):
         self._min_delta = min_delta
         self._monitor = monitor
 
-    @override
-    def on_epoch_end(self, epoch: int, history: Sequence[Mapping[str, Any]]) -> None:
-        """Decide. Raises ValueError where there is no validation to look at."""
-        if self._monitor not in history[-1]:
+    def check(self, has_validation: bool) -> None:
+        """Raise ValueError where there is no validation to look at."""
+        if self._monitor == "validation" and not has_validation:
             raise ValueError(
                 "EarlyStopping looks at the loss of the validation, but there is none; give validation=, or "
                 "EarlyStopping(monitor='train')"
             )
+
+    @override
+    def on_epoch_end(self, epoch: int, history: Sequence[Mapping[str, Any]]) -> None:
+        """Decide. Raises ValueError where no row was kept for validation."""
+        self.check(self._monitor in history[-1])
         losses = [record[self._monitor]["loss"] for record in history if self._monitor in record]
         self.stop_training = has_stalled(losses, self._patience, self._min_delta)
 

@@ -28,7 +28,7 @@ from hvd_cluster.spark.torch.batches import (
     metric_groups,
     metric_values,
 )
-from hvd_cluster.spark.torch.callbacks import FitCallback
+from hvd_cluster.spark.torch.callbacks import EarlyStopping, FitCallback
 from hvd_cluster.spark.torch.payload import (
     checkpoint_bytes,
     checkpoint_of,
@@ -291,6 +291,8 @@ class Training:
     def _begin_training(self) -> None:
         self.optimizer.zero_grad()
         for callback in self.fit.callbacks:
+            if isinstance(callback, EarlyStopping):
+                callback.check(self.shard.validation is not None)
             callback.on_train_begin(self.model, self.optimizer, self.history)
 
     def _begin_epoch(self, epoch: int) -> None:
