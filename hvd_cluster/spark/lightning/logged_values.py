@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.spark.lightning.modules import lightning_base
 
 METRIC = "metric"
 OTHER_NAMES = {"avg": "mean", "amin": "min", "amax": "max"}
@@ -112,7 +113,9 @@ class ValueRecorder:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._log = module.log
-        self._signature = inspect.signature(module.log)
+        # That of Lightning: the module may have a method of its own before it, with any arguments.
+        base = lightning_base(type(module)) or type(module)
+        self._signature = inspect.signature(base.log)
         self._metrics = {id(each): name for name, each in module.named_modules() if _is_metric(each)}
         self._phase: PhaseValues | None = None
         self._rows = 0
@@ -135,8 +138,8 @@ class ValueRecorder:
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """As that of the module."""
-        given = self._signature.bind(*args, **kwargs).arguments
-        options = {key: value for key, value in given.items() if key not in ("name", "value")}
+        given = self._signature.bind(self._module, *args, **kwargs).arguments
+        options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
         name, value = given["name"], given["value"]
         if self._phase is None:
             self._log(name, value, **options)

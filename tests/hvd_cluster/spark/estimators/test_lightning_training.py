@@ -11,7 +11,7 @@ pytest.importorskip("lightning")
 import cloudpickle  # noqa: E402
 import fake_shards  # noqa: E402
 import lightning_modules  # noqa: E402
-from fake_shards import line  # noqa: E402
+from fake_shards import FakeShard, TwoHeads, line  # noqa: E402
 from lightning_modules import line_module  # noqa: E402
 
 from hvd_cluster.spark.estimators.checkpoints import RunFolder  # noqa: E402
@@ -19,7 +19,10 @@ from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.lightning.batches import NamedLayout  # noqa: E402
 from hvd_cluster.spark.lightning.modules import package_for  # noqa: E402
 from hvd_cluster.spark.lightning.training import LightningFit, checkpoint_of, train  # noqa: E402
+from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
 from hvd_cluster.spark.torch.payload import packed  # noqa: E402
+from hvd_cluster.spark.torch.training import TorchFit  # noqa: E402
+from hvd_cluster.spark.torch.training import train as train_torch  # noqa: E402
 
 pytestmark = pytest.mark.leaves("environment")  # torch sets a variable with the first step of an optimizer
 ONE, TWO = [pytest.mark.parametrize("ranks", [size], indirect=True) for size in (1, 2)]
@@ -41,7 +44,7 @@ def fit_of(model=None, run=None, layout=None, **options):
     return LightningFit(model, package_for(model), layout, run or RunFolder(None, "none"), **options)
 
 
-def trained(ranks, fit, *shards):
+def trained(ranks, fit, *shards, train=train):
     """The outcome of rank 0; the others have none."""
     payload = packed(fit)
 
@@ -251,3 +254,110 @@ def test_a_failed_fit_goes_on_from_its_checkpoint(ranks, tmp_path):
     assert weight(rest) == pytest.approx(weight(whole))
     more = trained(ranks, fit(run=run, epochs=2), *shards)
     assert [record["epoch"] for record in more["history"]] == list(range(7))
+
+
+@TWO
+def test_a_model_of_torch_trains_as_in_a_torch_estimator(ranks):
+    """With weights of rows, two outputs and metrics; rank 1 has fewer batches."""
+    torch.manual_seed(0)
+    features = [torch.randn(24, 2), torch.randn(24, 1)]
+    labels = [features[0].sum(1, keepdim=True), torch.randint(3, (24, 1))]
+    weights = torch.rand(24, dtype=torch.float64)
+    shards = []
+    for rows in (slice(0, 16), slice(16, 24)):
+        sides = [each[rows] for each in features], [each[rows] for each in labels]
+        shards.append(FakeShard(*sides, 4, weights[rows], FakeShard(*sides, 4, weights[rows])))
+    options = {
+        "losses": [torch.nn.functional.mse_loss, torch.nn.CrossEntropyLoss()],
+        "loss_weights": [1.0, 0.5],
+        "metrics": [[lambda output, label: output.mean(), lambda output, label: label.float().mean()]],
+        "epochs": 3,
+        "verbose": 0,
+    }
+
+    def started():
+        torch.manual_seed(1)
+        model = TwoHeads()
+        return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+    columns = ["pair", "single"], ["y", "class"], "w"
+    model, optimizer = started()
+    fit = TorchFit(model, optimizer, BatchLayout(*columns), RunFolder(None, "none"), **options)
+    expected = trained(ranks, fit, *shards, train=train_torch)
+    model, optimizer = started()
+    found = trained(ranks, fit_of(model, layout=NamedLayout(*columns), optimizer=optimizer, **options), *shards)
+    for part in ("train", "validation"):
+        assert losses(found, part) == pytest.approx(losses(expected, part))
+        for one, other in zip(found["history"], expected["history"], strict=True):
+            metrics = [one[part]["all_metrics"][f"metric_0_{output}"] for output in range(2)]
+            assert metrics == pytest.approx(other[part]["all_metrics"][0])
+    assert all(torch.allclose(found["model"][name], value) for name, value in expected["model"].items())
+    assert [group["lr"] for group in found["optimizer"]["param_groups"]] == pytest.approx([0.05])
+    for name, value in expected["optimizer"]["state"][0].items():
+        assert torch.allclose(found["optimizer"]["state"][0][name], value)
+
+
+def with_metric():
+    import lightning
+    import torchmetrics
+
+    class Counting(lightning.LightningModule):
+        """The share of the rows whose label is above 3: known without a training."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+            self.share, self.held_out = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            loss = (self.layer(batch["x"]).reshape(-1) - batch["y"]).square().mean()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.share((batch["y"] > 3).float())
+            self.log("share", self.share)
+            return loss.detach()
+
+        def validation_step(self, batch, batch_idx):
+            self.held_out((batch["y"] > 3).float())
+            self.log("held_out", self.held_out)
+
+        def on_validation_epoch_end(self):
+            self.log("late", 7.0)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.001)
+
+    return Counting()
+
+
+@TWO
+def test_metric_objects_and_manual_optimization(ranks):
+    """Rank 0 has no rows. It gets the running averages of batch norm, and computes the metric of all rows."""
+    shards = line(0, validation=line(0)), line(21, validation=line(40))
+    outcome = trained(ranks, fit_of(with_metric(), epochs=2), *shards)
+    for record in outcome["history"]:
+        assert record["train"]["all_metrics"]["share"] == pytest.approx(5 / 21)
+        assert record["validation"]["all_metrics"] == pytest.approx({"held_out": 24 / 40, "late": 7.0})
+        assert record["rows"] == 21
+    assert outcome["model"]["layer.0.num_batches_tracked"] == 10  # those of one row do not count
+    assert math.isnan(losses(outcome, "validation")[0])
+    assert losses(outcome)[0] > 0
+
+
+@TWO
+def test_gradients_that_add_up_where_one_rank_is_empty(ranks):
+    fit = fit_of(epochs=25, arguments={"accumulate_grad_batches": 2})
+    assert weight(trained(ranks, fit, line(0), line(28))) == pytest.approx(2, abs=0.05)
+
+
+@ONE
+def test_the_checkpoint_of_another_estimator_is_refused(ranks, tmp_path):
+    from hvd_cluster.spark.torch.payload import checkpoint_bytes
+
+    run = RunFolder(Store.create(tmp_path), "mine")
+    run.write(checkpoint_bytes({"model": {}, "optimizer": {}}), [])
+    with pytest.raises(ValueError, match="the checkpoint of the run is none of a LightningEstimator; give another"):
+        trained(ranks, fit_of(run=run), line(8))
