@@ -129,7 +129,8 @@ class LightningTraining:
         """All epochs; the outcome on rank 0."""
         skip_fillers(self.module, self.batches)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # values of all ranks are combined
+            for advice in WRONG_ADVICE:
+                warnings.filterwarnings("ignore", message=advice)
             trainer = self._trainer()
             options = {} if self.resumed is None else {"ckpt_path": self.resumed, **trusting(trainer)}
             trainer.fit(self.module, self.batches, self.validation, **options)
@@ -178,6 +179,14 @@ class LightningTraining:
         if basics.rank() == 0:
             with open(path, "rb") as file:
                 self.fit.run.write(file.read(), self.record.history)
+
+
+WRONG_ADVICE = (
+    ".*sync_dist=True.*",  # the values of all ranks are combined
+    ".*`srun` command is available.*",  # the processes are there already
+    ".*have no `val_dataloader`.*",  # no rows are for validation
+)
+"""What Lightning warns of without a reason here."""
 
 
 def skip_fillers(module: Any, batches: NamedBatches) -> None:

@@ -89,7 +89,7 @@ def test_values_of_steps_are_combined(options, expected):
     for part, value, rows in zip(parts, (1.0, torch.tensor([4.0])), (3, 1), strict=True):
         recorder.begin(part, rows, is_training=True)
         module.log("v", value, sync_dist=True, **options)
-        recorder.end(torch.tensor(value))
+        recorder.end(torch.as_tensor(value))
     total = merged(part.plain() for part in parts)
     assert total.logged["v"].number() == expected
     assert total.loss.number() == (1 * 3 + 4 * 1) / 4
