@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -127,11 +129,12 @@ class LightningTraining:
 
     def run(self) -> dict[str, Any] | None:
         """All epochs; the outcome on rank 0."""
+        from hvd_cluster.lightning.packages import installed_classes
+
+        strategy = installed_classes()[self.fit.package].trainer
         skip_fillers(self.module, self.batches)
-        with warnings.catch_warnings():
-            for advice in WRONG_ADVICE:
-                warnings.filterwarnings("ignore", message=advice)
-            trainer = self._trainer()
+        with quiet(self.fit.verbose):
+            trainer = self._trainer(strategy)
             options = {} if self.resumed is None else {"ckpt_path": self.resumed, **trusting(trainer)}
             trainer.fit(self.module, self.batches, self.validation, **options)
         best = self.record.best
@@ -139,11 +142,8 @@ class LightningTraining:
             return None
         return {**(best.states or self.states()), "history": self.record.history, "best_epoch": best.epoch}
 
-    def _trainer(self) -> Any:
-        from hvd_cluster.lightning.packages import installed_classes
-
+    def _trainer(self, strategy: Any) -> Any:
         fit = self.fit
-        strategy = installed_classes()[fit.package].trainer
         return import_module(PACKAGES[fit.package]).Trainer(
             **{
                 "logger": False,
@@ -185,8 +185,29 @@ WRONG_ADVICE = (
     ".*sync_dist=True.*",  # the values of all ranks are combined
     ".*`srun` command is available.*",  # the processes are there already
     ".*have no `val_dataloader`.*",  # no rows are for validation
+    ".*LeafSpec.*",  # Lightning calls an old function of torch
 )
 """What Lightning warns of without a reason here."""
+
+
+LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+
+
+@contextmanager
+def quiet(verbose: int) -> Iterator[None]:
+    """Lightning says less inside, unless ``verbose`` is above 1."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [each.level for each in loggers]
+    with warnings.catch_warnings():
+        for advice in WRONG_ADVICE:
+            warnings.filterwarnings("ignore", message=advice)
+        try:
+            for each, level in zip(loggers, levels, strict=True):
+                each.setLevel(level if verbose > 1 else max(level, logging.WARNING))
+            yield
+        finally:
+            for each, level in zip(loggers, levels, strict=True):
+                each.setLevel(level)
 
 
 def skip_fillers(module: Any, batches: NamedBatches) -> None:
