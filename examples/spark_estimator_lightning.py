@@ -78,7 +78,7 @@ def search(columns: Sequence[str], options: argparse.Namespace) -> CrossValidato
     """What to train, and what to try."""
     estimator = LightningEstimator(
         num_proc=options.workers,
-        model=network(2, len(columns), options.seed),
+        model=network(options.hidden[0], len(columns), options.seed),
         feature_cols=["features"],
         label_cols=["class"],
         validation=0.2,
@@ -92,7 +92,7 @@ def search(columns: Sequence[str], options: argparse.Namespace) -> CrossValidato
         StandardScaler(inputCol="analysis", outputCol="features", withMean=True),
         estimator,
     ]
-    sizes = [network(hidden, len(columns), options.seed) for hidden in (2, 16)]
+    sizes = [network(hidden, len(columns), options.seed) for hidden in options.hidden]
     return CrossValidator(
         estimator=Pipeline(stages=stages),
         estimatorParamMaps=ParamGridBuilder().addGrid(estimator.model, sizes).build(),
@@ -127,6 +127,7 @@ def main() -> None:
     add_spark_options(parser)
     parser.set_defaults(workers=1)
     parser.add_argument("--fits", type=positive, default=2, help="number of fits at a time (%(default)s)")
+    parser.add_argument("--hidden", type=positive, nargs="+", default=[2, 16], help="sizes to try (%(default)s)")
     parser.add_argument("--epochs", type=positive, default=12, help="number of epochs of each fit (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the network and of the rows (%(default)s)")
     options = parser.parse_args()
@@ -135,7 +136,7 @@ def main() -> None:
         columns = [name for name in wines.columns if name not in ("cultivar", "test")]
         found = search(columns, options).fit(wines.where("not test"))
         best = found.bestModel.stages[-1]
-        for hidden, average in zip((2, 16), found.avgMetrics, strict=True):
+        for hidden, average in zip(options.hidden, found.avgMetrics, strict=True):
             print(f"{hidden:2} hidden: accuracy {average:.4f} on rows of the other folds")
         print(picture(best.getHistory()))
         scored = found.transform(wines.where("test"))
