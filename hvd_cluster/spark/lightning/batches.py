@@ -88,9 +88,10 @@ class ValidationBatches(NamedBatches):
         return self._batches()
 
 
-def form_of(batch: Mapping[Any, torch.Tensor]) -> Form:
+def form_of(batch: Mapping[Any, Any]) -> Form:
     """What the batches of other rows look like."""
-    return {name: (tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in batch.items()}
+    tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    return {name: (tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in tensors.items()}
 
 
 def filler(form: Form) -> Batch:
@@ -98,6 +99,9 @@ def filler(form: Form) -> Batch:
     return {name: torch.zeros(1, *shape, dtype=dtype) for name, (dtype, shape) in form.items()}
 
 
-def rows_in(batch: Mapping[Any, torch.Tensor]) -> int:
-    """The number of rows."""
-    return len(next(iter(batch.values())))
+def rows_in(batch: Any) -> int:
+    """The number of rows: that of the first tensor in ``batch``, which hooks of the module may have changed."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 0
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next(filter(None, map(rows_in, parts)), 0)

@@ -1,4 +1,4 @@
-"""Batches by names, values that are logged, and learning rates, in one process."""
+"""Parameters, batches by names, values that are logged, and learning rates, in one process."""
 
 import warnings
 
@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from hvd_cluster.spark.estimators.params import EstimatorParams  # noqa: E402
+from hvd_cluster.spark.lightning import LightningEstimator  # noqa: E402
 from hvd_cluster.spark.lightning.batches import NamedLayout, filler, form_of, rows_in  # noqa: E402
 from hvd_cluster.spark.lightning.learning_rates import (  # noqa: E402
     scale_checkpoint,
@@ -49,6 +51,23 @@ def test_the_transformation_may_add_tensors():
     lossy = NamedLayout(["x"], ["y"], None, None, None, lambda batch: {"x": batch["x"]})
     with pytest.raises(ValueError, match="transformation_fn returned no tensor for 'y'"):
         lossy.batch(((matrix(3, 1),), (matrix(3, 1),)), torch.float32)
+
+
+def test_the_rows_of_a_batch_of_any_kind():
+    assert rows_in({"name": "text", "x": torch.ones(5, 2)}) == 5
+    assert rows_in([torch.ones(()), (torch.ones(3),)]) == 3
+    assert rows_in("text") == 0
+    assert set(form_of({"name": "text", "x": torch.ones(5, 2)})) == {"x"}
+
+
+@pytest.mark.parametrize("name", sorted(set(LightningEstimator.PARAMETERS) - set(EstimatorParams.PARAMETERS)))
+def test_a_parameter_of_lightning_has_a_setter_and_a_getter(name):
+    estimator = LightningEstimator()
+    value = {"trainer_args": {"min_epochs": 2}, "input_shapes": [[-1, 2]]}.get(name, 1)
+    for accessor in LightningEstimator.PARAMETERS[name].accessor_names:
+        assert getattr(estimator, f"set{accessor}")(value) is estimator
+        assert getattr(estimator, f"get{accessor}")() == value
+    assert estimator.hasParam(name)
 
 
 class Logging(torch.nn.Module):

@@ -165,6 +165,20 @@ def test_the_best_epoch_is_kept(ranks):
     assert (weight(train_loss), train_loss["best_epoch"]) == (2, 1)
 
 
+@ONE
+def test_arguments_of_the_trainer(ranks, tmp_path):
+    """A logger gets the values of steps and of epochs. The best epoch is one with a validation."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    arguments = {"logger": CSVLogger(tmp_path, version=0), "log_every_n_steps": 1, "check_val_every_n_epoch": 2}
+    outcome = trained(ranks, fit_of(epochs=3, arguments=arguments), line(8, validation=line(4)))
+    assert ["validation" in record for record in outcome["history"]] == [False, True, False]
+    assert outcome["best_epoch"] == 1
+    lines = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    assert {"error", "val_error", "val_loss"} <= set(lines[0].split(","))
+    assert len(lines) >= 1 + 6  # six steps
+
+
 @TWO
 def test_early_stopping_on_values_of_all_ranks(ranks):
     from lightning.pytorch.callbacks import EarlyStopping

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
+pytest.importorskip("pytorch_lightning")
 
 from hvd_cluster.core import basics  # noqa: E402
 from hvd_cluster.spark.estimators.backend import Backend  # noqa: E402
@@ -90,6 +91,11 @@ def test_a_pipeline_is_fitted_saved_and_loaded(spark, tmp_path, caplog):
     assert history[-1]["train"]["all_metrics"] == {"train_loss": pytest.approx(history[-1]["train"]["loss"])}
     assert torch.equal(model.layer.weight, plane().layer.weight)  # the user's own model did not change
 
+    estimator.save(str(tmp_path / "estimator"))
+    again = LightningEstimator.load(str(tmp_path / "estimator"))
+    assert (again.uid, again.getTrainerArgs(), again.getStore()) == (estimator.uid, {"gradient_clip_val": 5.0}, None)
+    assert [type(callback) for callback in again.getCallbacks()] == [EarlyStopping]
+    assert torch.equal(again.getModel().layer.weight, model.layer.weight)
     pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
     loaded = PipelineModel.load(str(tmp_path / "pipeline"))
     assert isinstance(loaded.stages[-1], LightningModel)
