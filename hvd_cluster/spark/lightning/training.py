@@ -211,22 +211,25 @@ def quiet(verbose: int) -> Iterator[None]:
 
 
 def skip_fillers(module: Any, batches: NamedBatches) -> None:
-    """Let the ``training_step`` of ``module`` not see a batch that is no rows: its step has gradients of zero."""
-    step = module.training_step
+    """Let ``module`` neither see a batch that is no rows, nor step: this rank joins the steps of the others then."""
+    see, step = module.training_step, module.optimizer_step
 
-    @functools.wraps(step)
+    @functools.wraps(see)
     def training_step(*args: Any, **kwargs: Any) -> Any:
         if not batches.is_filler:
-            return step(*args, **kwargs)
-        return nothing_of(module) if module.automatic_optimization else None
+            return see(*args, **kwargs)
+        return torch.zeros((), requires_grad=True) if module.automatic_optimization else None
 
-    module.training_step = training_step
+    @functools.wraps(step)
+    def optimizer_step(
+        epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if batches.is_filler and optimizer_closure is not None:
+            optimizer_closure()
+        else:
+            step(epoch, batch_idx, optimizer, optimizer_closure, *args, **kwargs)
 
-
-def nothing_of(module: torch.nn.Module) -> torch.Tensor:
-    """A loss of zero, whose gradients are zeros; it looks at no element, as these may be no finite numbers."""
-    found = [each.reshape(-1)[:0].sum() for each in module.parameters() if each.requires_grad]
-    return torch.stack([each.float() for each in found]).sum()
+    module.training_step, module.optimizer_step = training_step, optimizer_step
 
 
 def trusting(trainer: Any) -> dict[str, Any]:

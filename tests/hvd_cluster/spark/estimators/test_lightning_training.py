@@ -367,6 +367,28 @@ def test_gradients_that_add_up_where_one_rank_is_empty(ranks):
     assert weight(trained(ranks, fit, line(0), line(28))) == pytest.approx(2, abs=0.05)
 
 
+@TWO
+def test_batch_norm_of_all_ranks_where_one_is_empty(ranks):
+    """It waits for the other rank inside of a step."""
+    import lightning
+
+    class Normed(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+
+        def training_step(self, batch, batch_idx):
+            return (self.layers(batch["x"])[:, 0] - batch["y"]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5)
+
+    fit = fit_of(Normed(), epochs=20, arguments={"sync_batchnorm": True})
+    outcome = trained(ranks, fit, line(0), line(24))
+    assert losses(outcome)[-1] < losses(outcome)[0] / 2
+    assert outcome["model"]["layers.0.running_mean"].item() == pytest.approx(1.15, abs=0.3)
+
+
 @ONE
 def test_the_checkpoint_of_another_estimator_is_refused(ranks, tmp_path):
     from hvd_cluster.spark.torch.payload import checkpoint_bytes
