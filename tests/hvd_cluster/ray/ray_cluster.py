@@ -13,11 +13,16 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from executors.agents.ray.placement.autoscaler import AutoscalerRequest
+from executors.agents.ray.placement.reservation import PlacementGroupReaper
+from executors.agents.ray.remote_driver import RemoteDriver
+from executors.agents.ray.worker import HorovodWorker
+
 HERE = Path(__file__).parent
 STORE_BYTES = 80 << 20
 # Ours, and those of Ray Train.
-KINDS = ("HorovodWorker", "GroupKeeper", "AutoscalerRequest", "Deputy", "RayTrainWorker", "TrainController")
-ACTORS = tuple(f"ray::{kind}" for kind in KINDS)
+KINDS = (HorovodWorker, PlacementGroupReaper, AutoscalerRequest, RemoteDriver, "RayTrainWorker", "TrainController")
+ACTORS = tuple(f"ray::{getattr(kind, '__name__', kind)}" for kind in KINDS)
 # Ray says after 2 seconds, instead of after 12, that a node died.
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}
 
@@ -78,8 +83,16 @@ def workers_left() -> list[psutil.Process]:
 def eventually(condition: Callable[[], bool], seconds: float, pause: float = 0.02) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"still not so after {seconds} s"
+        assert time.monotonic() < deadline, f"still not so after {seconds} s: {state()}"
         time.sleep(pause)
+
+
+def state() -> str:
+    """Of the cluster, for the message of a test that waits in vain."""
+    if not ray.is_initialized():
+        return "Ray has ended"
+    free, all_resources = ray.available_resources(), ray.cluster_resources()
+    return f"groups {groups_left()}, workers {workers_left()}, free {free} of {all_resources}"
 
 
 def free_ports(count: int) -> list[int]:
