@@ -232,7 +232,9 @@ def test_a_framework_is_known_in_its_own_binding_only():
     """Rooms beside a binding serve all bindings. A Shard makes the data set of a framework when it is asked for one."""
     frameworks = [each for each in _imports() if each.layer == "hvd_cluster" and each.top in FRAMEWORKS]
     homes = ("hvd_cluster", "hvd_cluster/spark")  # an estimator of Spark for a framework has a folder of its name
-    others = {"torch": ("hvd_cluster/lightning/",)}  # Lightning is a part of torch's world
+    others = {
+        "torch": ("hvd_cluster/lightning/", "hvd_cluster/spark/lightning/")
+    }  # Lightning is a part of torch's world
     elsewhere = [
         each
         for each in frameworks
@@ -438,6 +440,7 @@ SURFACE = {
         "SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK",
         "SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK",
     ],
+    "hvd_cluster.spark.lightning": ["LightningEstimator", "LightningModel", "TorchEstimator", "TorchModel"],
     "hvd_cluster.spark.task": ["get_available_devices"],
     "hvd_cluster.spark.torch": ["EarlyStopping", "FitCallback", "SchedulerCallback", "TorchEstimator", "TorchModel"],
     "hvd_cluster.tensorflow": [

@@ -49,7 +49,7 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
         broadcast_module(self.lightning_module, self.root_rank, self.process_set)
         self._distribute_optimizers()
         if self.is_distributed:
-            first = self._callback_kind(self.process_set, self._distributed, self._share)
+            first = self._callback_kind(self.process_set, self._distributed, self.share)
             trainer.callbacks.insert(0, first)
             self._undo.callback(trainer.callbacks.remove, first)
 
@@ -86,7 +86,7 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
     def _schedulers(self) -> Iterator[Any]:
         return (config.scheduler for config in self.lr_scheduler_configs)
 
-    def _share(self, rank: int) -> None:
+    def share(self, rank: int) -> None:
         """Go on from the state of the global ``rank``, which has taken the most steps in this epoch."""
         broadcast_module(self.lightning_module, rank, self.process_set)
         for optimizer in self.optimizers:

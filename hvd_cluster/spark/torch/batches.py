@@ -41,14 +41,20 @@ class BatchLayout:
         Inputs are floats of ``dtype``, but integers that the transformation made stay integers. Labels keep theirs.
         Raises ValueError where a tensor does not fit its shape, or the transformation has left one out.
         """
+        inputs, labels, named = self.shaped(batch, dtype)
+        weights = named[self.weight].to(device, dtype).reshape(-1) if self.weight else None
+        return [each.to(device) for each in inputs], [each.to(device) for each in labels], weights
+
+    def shaped(
+        self, batch: Sequence[Any], dtype: torch.dtype
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], Mapping[Any, torch.Tensor]]:
+        """Inputs and labels where the batch is, as those of :meth:`tensors`, and all tensors by their names."""
         given = self._named(batch)
         named = self._transformed(given)
         inputs = [_as_input(named[key], named[key] is given.get(key), dtype) for key in map(key_of, self.features)]
         labels = [named[key] for key in map(key_of, self.labels)]
         shaped = self._shaped(inputs, self.input_shapes, "input_shapes", self.features, 1)
-        targets = self._shaped(labels, self.label_shapes, "label_shapes", self.labels, 0)
-        weights = named[self.weight].to(device, dtype).reshape(-1) if self.weight else None
-        return [each.to(device) for each in shaped], [each.to(device) for each in targets], weights
+        return shaped, self._shaped(labels, self.label_shapes, "label_shapes", self.labels, 0), named
 
     def inputs(self, matrices: Sequence[torch.Tensor], device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
         """The inputs of rows that are only scored, as those of :meth:`tensors`. Raises ValueError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +20,8 @@ from hvd_cluster.spark.torch.payload import optimizer_of, packed, unpacked
 from hvd_cluster.spark.torch.training import TorchFit, train
 
 __all__ = ["TorchEstimator"]
+
+L = TypeVar("L", bound=BatchLayout)
 
 OWN = (
     EstimatorParameter("input_shapes", "the shape of each input, with -1 for the rows", None, shapes),
@@ -70,23 +72,14 @@ class TorchEstimator(HorovodEstimator):
             raise ValueError(
                 "LBFGS evaluates the model several times in a step; give a train_minibatch_fn that does so"
             )
-        _check_losses(settings)
+        check_losses(settings)
         for callback in settings["callbacks"]:
             if not isinstance(callback, FitCallback):
                 raise ValueError(f"callbacks has {callback!r}, but must have objects of a subclass of FitCallback only")
 
     @override
     def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
-        shapes = settings["input_shapes"]
-        if shapes is not None and len(shapes) != len(stacks):
-            raise ValueError(
-                f"input_shapes has {len(shapes)} shapes, but the feature columns make {len(stacks)} inputs; give one "
-                "for each"
-            )
-        for shape in shapes or ():
-            if not shape or shape[0] != -1:
-                raise ValueError(f"input_shapes has {shape}, but a shape must begin with -1, which stands for the rows")
-        check_shapes("input_shapes", shapes and [shape[1:] for shape in shapes], stacks)
+        check_input_shapes(settings["input_shapes"], stacks)
 
     @override
     def _training(
@@ -100,7 +93,7 @@ class TorchEstimator(HorovodEstimator):
         if columns.weight is not None and settings["loss"] is not None:
             for loss in losses:
                 unreduced(loss)
-        return train, (packed(_fit_of(settings, _layout(settings, columns), run, elastic)),)
+        return train, (packed(_fit_of(settings, layout_of(settings, columns, BatchLayout), run, elastic)),)
 
     @override
     def _fitted(self, plan: FitPlan, outcome: Any) -> Any:
@@ -123,15 +116,30 @@ class TorchEstimator(HorovodEstimator):
         )
 
 
-def _check_losses(settings: Mapping[str, Any]) -> None:
+def check_input_shapes(shapes: Sequence[Sequence[int]] | None, stacks: Sequence[Stack]) -> None:
+    """Raise ValueError where the columns of the features cannot have these ``shapes``, which begin with -1."""
+    if shapes is not None and len(shapes) != len(stacks):
+        raise ValueError(
+            f"input_shapes has {len(shapes)} shapes, but the feature columns make {len(stacks)} inputs; give one "
+            "for each"
+        )
+    for shape in shapes or ():
+        if not shape or shape[0] != -1:
+            raise ValueError(f"input_shapes has {shape}, but a shape must begin with -1, which stands for the rows")
+    check_shapes("input_shapes", shapes and [shape[1:] for shape in shapes], stacks)
+
+
+def check_losses(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError unless there is one of loss and loss_constructors."""
     given = [name for name in ("loss", "loss_constructors") if settings[name] is not None]
     if len(given) != 1:
         found = "both loss and loss_constructors are given" if given else "there is no loss"
         raise ValueError(f"{found}; give one of loss and loss_constructors")
 
 
-def _layout(settings: Mapping[str, Any], columns: FitColumns) -> BatchLayout:
-    return BatchLayout(
+def layout_of(settings: Mapping[str, Any], columns: FitColumns, kind: type[L]) -> L:
+    """Which tensors of a batch are inputs and labels."""
+    return kind(
         columns.features,
         columns.labels,
         columns.weight,

@@ -81,6 +81,17 @@ def train(shard: Any, payload: bytes) -> dict[str, Any] | None:
     return Training(fit, shard).run()
 
 
+def rank_device(use_gpu: bool, elastic: bool = False) -> torch.device:
+    """The GPU of this rank, if there is one, or the CPU. Raises RuntimeError where only some ranks have a GPU."""
+    has_gpu = use_gpu and torch.cuda.is_available()
+    if not elastic:
+        everyone = hvd.allgather_object(has_gpu, "estimator.gpus")
+        if any(everyone) != all(everyone):
+            without = [rank for rank, has in enumerate(everyone) if not has]
+            raise RuntimeError(f"the ranks {without} have no GPU, but the others have; set use_gpu=False")
+    return torch.device("cuda", basics.local_rank() % torch.cuda.device_count()) if has_gpu else torch.device("cpu")
+
+
 def train_minibatch(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -123,7 +134,7 @@ class Training:
         self.shard = shard
         if fit.seed is not None:
             torch.manual_seed(fit.seed + basics.rank())
-        self.device = self._device()
+        self.device = rank_device(fit.use_gpu, fit.elastic)
         self.model = fit.model.to(self.device)
         self.dtype = next((each.dtype for each in self.model.parameters() if each.is_floating_point()), torch.float32)
         self.base_optimizer = fit.optimizer
@@ -153,16 +164,6 @@ class Training:
         self.scale = 1
 
     # Start.
-
-    def _device(self) -> torch.device:
-        """The GPU of this rank, if there is one. Raises RuntimeError where only some ranks have one."""
-        has_gpu = self.fit.use_gpu and torch.cuda.is_available()
-        if not self.fit.elastic:
-            everyone = hvd.allgather_object(has_gpu, "estimator.gpus")
-            if any(everyone) != all(everyone):
-                without = [rank for rank, has in enumerate(everyone) if not has]
-                raise RuntimeError(f"the ranks {without} have no GPU, but the others have; set use_gpu=False")
-        return torch.device("cuda", basics.local_rank() % torch.cuda.device_count()) if has_gpu else torch.device("cpu")
 
     def _resume(self) -> None:
         data = self.fit.run.read()

@@ -69,6 +69,20 @@ def test_an_estimator():
     assert run.stderr.count(" rows/s, loss ") == 6
 
 
+def test_a_pipeline_with_lightning():
+    run = run_example("spark_estimator_lightning.py", "--hidden", "16", "--epochs", "8")
+    assert run.returncode == 0, run.stderr
+    found, *epochs, accuracy = run.stdout.splitlines()
+    assert re.fullmatch(r"16 hidden: accuracy \d\.\d{4} on rows of the other folds", found)
+    for number, line in enumerate(epochs, 1):
+        assert re.fullmatch(
+            rf"epoch {number:2}   training \d\.\d{{4}}   validation \d\.\d{{4}} #* *   accuracy \d\.\d{{4}}", line
+        )
+    assert len(epochs) == 8
+    assert "#" * 40 in epochs[0]
+    assert float(re.fullmatch(r"test accuracy: (\d\.\d{4})", accuracy).group(1)) >= 0.9
+
+
 def test_elastic_digits():
     run = run_example("elastic_spark.py", "--epochs", "1")
     assert run.returncode == 0, run.stderr

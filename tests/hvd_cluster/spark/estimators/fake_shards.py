@@ -1,4 +1,4 @@
-"""Shards whose rows are tensors, for the training without Spark."""
+"""Shards whose rows are tensors, and a model, for the training without Spark."""
 
 import torch
 
@@ -26,3 +26,14 @@ def line(rows, batch_size=4, first=0, validation=None, weights=None):
     """Rows with y = 2 x."""
     x = torch.arange(first, first + rows, dtype=torch.float32).reshape(-1, 1) / 10
     return FakeShard([x], [2 * x], batch_size, weights, validation)
+
+
+class TwoHeads(torch.nn.Module):
+    """Two inputs, two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(2, 1), torch.nn.Linear(1, 3)
+
+    def forward(self, pair, single):
+        return self.first(pair), self.second(single)

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 NAMES = {
+    "horovod.spark.lightning": ("hvd_cluster.spark.lightning", "TorchEstimator TorchModel LightningEstimator"),
     "horovod.spark.torch": ("hvd_cluster.spark.torch", "TorchEstimator TorchModel"),
     "horovod.spark.common.params": ("hvd_cluster.spark.estimators.params", "EstimatorParams ModelParams"),
     "horovod.spark.common.estimator": ("hvd_cluster.spark.estimators.estimator", "HorovodEstimator HorovodModel"),

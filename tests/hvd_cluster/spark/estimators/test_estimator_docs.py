@@ -10,7 +10,8 @@ pytest.importorskip("torch")
 from hvd_cluster.spark.estimators.params import ParameterEffect
 from hvd_cluster.spark.torch import TorchEstimator
 
-PAGE = (Path(__file__).parents[4] / "docs" / "spark-estimators.md").read_text().partition("## Parameters")[2]
+WHOLE = (Path(__file__).parents[4] / "docs" / "spark-estimators.md").read_text()
+PAGE = WHOLE.partition("## Parameters")[2]
 TABLES = [re.findall(r"^\| (`.*?) \| (.*) \|$", part, re.MULTILINE) for part in PAGE.split("\n\n")]
 ROWS = [{name: text for cells, text in table for name in re.findall(r"`(\w+)`", cells)} for table in TABLES if table]
 
@@ -32,3 +33,22 @@ def test_the_reasons_are_those_of_the_messages(effect):
     for each in TorchEstimator.PARAMETERS.values():
         if each.effect is effect and not each.name.startswith("transformation"):
             assert words(ROWS[list(ParameterEffect).index(effect)][each.name]) == each.note
+
+
+def test_lightning_has_a_table_of_what_differs():
+    """With the reasons of the messages; a default is the one of the code."""
+    pytest.importorskip("lightning")
+    from hvd_cluster.spark.lightning import LightningEstimator
+
+    section = WHOLE.partition("## Lightning")[2].partition("\n## ")[0]
+    rows = {name: cells for name, *cells in re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*) \|$", section, re.MULTILINE)}
+    usual, own = TorchEstimator.PARAMETERS, LightningEstimator.PARAMETERS
+    differing = {name for name, each in own.items() if name not in usual or each.effect is not usual[name].effect}
+    assert set(rows) == differing | (usual.keys() - own.keys())
+    begins = {ParameterEffect.NONE: "no effect: {}", ParameterEffect.REFUSED: "refused: {}"}
+    for name in differing:
+        default, meaning = rows[name]
+        assert default == str(own[name].default)
+        assert own[name].effect is ParameterEffect.IMPLEMENTED or meaning == begins[own[name].effect].format(
+            own[name].note
+        )

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import cloudpickle  # noqa: E402
 import fake_shards  # noqa: E402
-from fake_shards import FakeShard, line  # noqa: E402
+from fake_shards import FakeShard, TwoHeads, line  # noqa: E402
 
 import hvd_cluster.torch as hvd  # noqa: E402
 from hvd_cluster.spark.estimators.checkpoints import RunFolder  # noqa: E402
@@ -260,15 +260,6 @@ def test_losses_that_are_made_in_the_worker(ranks):
         return lambda output, label: torch.nn.functional.mse_loss(output, label) + 100 * len(list(model.parameters()))
 
     assert losses(trained(ranks, fit_of(losses=None, loss_constructors=[make]), line(8)))[0] > 100
-
-
-class TwoHeads(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(2, 1), torch.nn.Linear(1, 3)
-
-    def forward(self, pair, single):
-        return self.first(pair), self.second(single)
 
 
 @TWO

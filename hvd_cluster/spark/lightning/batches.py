@@ -1,0 +1,107 @@
+"""Rows of a shard -> the batches of a LightningModule: dictionaries of tensors by the names of columns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.spark.estimators.columns import key_of
+from hvd_cluster.spark.torch.batches import BatchLayout
+
+Batch: TypeAlias = "dict[Any, torch.Tensor]"
+Form: TypeAlias = "dict[Any, tuple[torch.dtype, tuple[int, ...]]]"
+"""The dtype and the shape of a row of each tensor of a batch."""
+
+
+class NamedLayout(BatchLayout):
+    """The tensors of a batch by name: that of a column, or a tuple of names where several columns make a tensor."""
+
+    def batch(self, rows: Sequence[Any], dtype: torch.dtype) -> Batch:
+        """All tensors of the rows, also those that the transformation has added.
+
+        Features are floats of ``dtype``, of shape (rows, elements) or as ``input_shapes`` says. Labels that are floats
+        have ``dtype``, and integers are int64. A label of one column with one number in a row has the shape (rows,),
+        and so have weights. Raises ValueError as :meth:`tensors`.
+        """
+        inputs, labels, named = self.shaped(rows, dtype)
+        found = dict(named)
+        found |= zip(map(key_of, self.features), inputs, strict=True)
+        found |= zip(map(key_of, self.labels), (self._label(each, dtype) for each in labels), strict=True)
+        if self.label_shapes is None:
+            for name in self.labels:
+                label = found[key_of(name)]
+                if isinstance(name, str) and label.dim() == 2 and label.shape[1] == 1:
+                    found[name] = label.reshape(-1)
+        return found | {self.weight: named[self.weight].to(dtype).reshape(-1)} if self.weight else found
+
+    @staticmethod
+    def _label(label: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if label.is_floating_point():
+            return label.to(dtype)
+        return label if label.dtype is torch.bool else label.long()
+
+
+class NamedBatches:
+    """Each iteration is an epoch of ``shard``, of at most ``limit`` batches. All ranks begin an epoch together.
+
+    A rank without rows has one batch in an epoch, so that it goes the same way through the loops of Lightning as the
+    others: zeros that look like their batches. Then :attr:`is_filler` is true. Raises ValueError, on all ranks, where
+    none has rows.
+    """
+
+    def __init__(self, shard: Any, layout: NamedLayout, dtype: torch.dtype, limit: int | None) -> None:
+        self._shard = shard
+        self._layout = layout
+        self._dtype = dtype
+        self._limit = limit
+        self.is_filler = False
+        self.ranks_with_rows: list[int] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the next epoch."""
+        batches = self._batches()
+        first = next(batches, None)
+        forms = allgather_object(None if first is None else form_of(first), "lightning.first_batch")
+        known = {rank: form for rank, form in enumerate(forms) if form is not None}
+        self.ranks_with_rows = list(known)
+        if not known:
+            raise ValueError(
+                "there are no rows to train with: the DataFrame is empty, or all of its rows are for validation"
+            )
+        self.is_filler = first is None
+        yield filler(known[self.ranks_with_rows[0]]) if first is None else first
+        yield from batches
+
+    def _batches(self) -> Iterator[Batch]:
+        return (self._layout.batch(rows, self._dtype) for rows in itertools.islice(self._shard.torch(), self._limit))
+
+
+class ValidationBatches(NamedBatches):
+    """The same for rows that are kept apart: a rank without such rows has no batch."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches, in their order."""
+        return self._batches()
+
+
+def form_of(batch: Mapping[Any, Any]) -> Form:
+    """What the batches of other rows look like."""
+    tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    return {name: (tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in tensors.items()}
+
+
+def filler(form: Form) -> Batch:
+    """A row of zeros."""
+    return {name: torch.zeros(1, *shape, dtype=dtype) for name, (dtype, shape) in form.items()}
+
+
+def rows_in(batch: Any) -> int:
+    """The number of rows: that of the first tensor in ``batch``, which hooks of the module may have changed."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 0
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next(filter(None, map(rows_in, parts)), 0)

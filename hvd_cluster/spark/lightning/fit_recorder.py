@@ -1,0 +1,298 @@
+"""The callbacks of a fit: values of all ranks, the history, the best epoch, checkpoints, progress."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import hvd_cluster.torch as hvd
+from collectives import override
+from hvd_cluster.core import basics
+from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.spark.estimators.checkpoints import EpochRange
+from hvd_cluster.spark.estimators.history import is_better
+from hvd_cluster.spark.estimators.progress import ProgressReporter
+from hvd_cluster.spark.lightning.batches import NamedBatches, rows_in
+from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint, scale_optimizers, scale_schedulers
+from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of
+from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base
+from hvd_cluster.spark.torch.training import BestEpoch
+
+if TYPE_CHECKING:
+
+    class Callback:
+        """Lightning's ``Callback``, and ``Checkpoint``, which Lightning calls last."""
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None: ...
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None: ...
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None: ...
+        def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None: ...
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None: ...
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None: ...
+        def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None: ...
+        def on_validation_batch_start(
+            self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        ) -> None: ...
+        def on_validation_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        ) -> None: ...
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None: ...
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None: ...
+
+else:
+    Callback = object
+
+logger = logging.getLogger(__name__)
+
+OURS = "hvd_cluster"
+"""What a checkpoint of Lightning has of ours: history, epochs, best epoch."""
+LOSSES = {"train": ("train_loss", "loss"), "validation": ("val_loss", "validation_loss", "valid_loss", "loss")}
+"""Names under which a module may log its loss, where its step returns none."""
+
+
+@dataclass
+class FitRecord:
+    """How far the fit is, on one rank: the same on all ranks, but for the rows of rank 0 in the progress."""
+
+    epochs: EpochRange
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: BestEpoch = field(default_factory=BestEpoch)
+    totals: dict[str, PhaseTotals] = field(default_factory=dict)
+    """Those of the present epoch: of the training, and of the validation if there was one."""
+
+    @classmethod
+    def of(cls, epochs: int, kept: Mapping[str, Any] | None) -> FitRecord:
+        """``kept`` is what a checkpoint has of ours."""
+        if kept is None:
+            return cls(EpochRange.of(epochs))
+        history = list(kept["history"])
+        return cls(EpochRange.of(epochs, len(history), tuple(kept["epochs"])), history, BestEpoch(**kept["best"]))
+
+    def kept(self) -> dict[str, Any]:
+        """What goes into a checkpoint: the states of the best epoch only where they are not those of the last."""
+        is_last = self.best.epoch == len(self.history) - 1
+        best = replace(self.best, states={}) if is_last else self.best
+        return {"history": self.history, "epochs": [self.epochs.first, self.epochs.end], "best": vars(best)}
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """Which value says whether an epoch is better than another: a logged one, or the loss of the validation."""
+
+    name: str | None = None
+    falls: bool = True
+
+    def value(self, record: FitRecord, metrics: Mapping[str, Any]) -> float | None:
+        """That of the present epoch, smaller if better; None if there is none."""
+        validation = record.totals.get("validation")
+        if self.name is not None:
+            found = float(metrics[self.name]) if self.name in metrics else None
+        else:
+            found = validation.loss_or(*LOSSES["validation"]) if validation is not None else None
+        return found if found is None or self.falls else -found
+
+
+def monitor_of(callbacks: Iterable[Any]) -> Monitor:
+    """What the first ``ModelCheckpoint`` among the ``callbacks`` monitors, or else the loss of the validation."""
+    for callback in callbacks:
+        if lightning_base(type(callback), "ModelCheckpoint") is not None and callback.monitor is not None:
+            return Monitor(callback.monitor, callback.mode == "min")
+    return Monitor()
+
+
+class ValueExchange(Callback):
+    """Comes before the callbacks of the user: they see values of all ranks.
+
+    It also multiplies learning rates by the number of ranks, and looks for losses that are not finite.
+    """
+
+    def __init__(
+        self, record: FitRecord, values: ValueRecorder, batches: NamedBatches, reporter: ProgressReporter, finite: bool
+    ) -> None:
+        super().__init__()
+        self._record = record
+        self._values = values
+        self._batches = batches
+        self._reporter = reporter
+        self._finite = finite
+        self._train = self._validation = PhaseValues()
+        self._norms: list[torch.nn.Module] = []
+
+    @override
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        scale_optimizers(trainer.optimizers, basics.size())
+        scale_schedulers((each.scheduler for each in trainer.lr_scheduler_configs), basics.size())
+
+    @override
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._train = PhaseValues()
+        self._record.totals = {}
+        self._values.between = {}
+        self._reporter.begin()
+
+    @override
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        rows = 0 if self._batches.is_filler else rows_in(batch)
+        self._values.begin(self._train, rows, is_training=True)
+        if rows == 1:  # which has no variance, so layers of batch norm use their running averages for it
+            self._norms = [each.eval() for each in pl_module.modules() if _is_norm(each) and each.training]
+
+    @override
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+        if self._finite and not torch.isfinite(loss).all():
+            where = f"step {self._step(trainer)} of epoch {trainer.current_epoch + 1} on rank {basics.rank()}"
+            raise FloatingPointError(
+                f"the loss is {float(loss)} in {where}; look for rows with NaN or very large numbers, or lower the "
+                "learning rate"
+            )
+
+    @staticmethod
+    def _step(trainer: Any) -> int:
+        step: int = trainer.fit_loop.epoch_loop.batch_idx + 1
+        return step
+
+    @override
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = loss_of(outputs)
+        if loss is not None and pl_module.automatic_optimization:
+            loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it
+        self._values.end(loss)
+        for norm in self._norms:
+            norm.train()
+        self._norms = []
+        if basics.rank() == 0:
+            seen = self._train
+            self._reporter.step(trainer.current_epoch, self._record.epochs.end, seen.rows, lambda: _mean(seen))
+
+    @override
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        with_rows = self._batches.ranks_with_rows
+        if len(with_rows) < basics.size():  # the others have seen no batch, so their layers of batch norm have not
+            trainer.strategy.share(with_rows[0])
+        self._record.totals["train"] = self._values.exchange(self._train)
+
+    @override
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._validation = PhaseValues()
+
+    @override
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._values.begin(self._validation, rows_in(batch), is_training=False)
+
+    @override
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._values.end(loss_of(outputs))
+
+    @override
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        total = self._values.exchange(self._validation)
+        if total.rows:
+            self._record.totals["validation"] = total
+        elif basics.rank() == 0:
+            epoch = trainer.current_epoch + 1
+            logger.warning("epoch %d: there are no rows for validation, so the last epoch is kept", epoch)
+
+
+def _mean(phase: PhaseValues) -> float | None:
+    return None if phase.loss is None else phase.loss.number()
+
+
+def _is_norm(module: torch.nn.Module) -> bool:
+    """A SyncBatchNorm has the rows of all ranks, and exchanges their sums."""
+    return isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not isinstance(module, hvd.SyncBatchNorm)
+
+
+class FitRecorder(Callback):
+    """Comes after the callbacks of the user, and ends each epoch: history, best epoch, checkpoint, progress."""
+
+    def __init__(
+        self,
+        record: FitRecord,
+        values: ValueRecorder,
+        monitor: Monitor,
+        reporter: ProgressReporter,
+        states: Callable[[], dict[str, Any]],
+        save: Callable[[Any], None] | None,
+    ) -> None:
+        super().__init__()
+        self._record = record
+        self._values = values
+        self._monitor = monitor
+        self._reporter = reporter
+        self._states = states
+        self._save = save
+        self._has_warned = False
+
+    @override
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        scale_checkpoint(checkpoint, 1 / basics.size())
+        checkpoint[OURS] = self._record.kept()
+
+    @override
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        record, epoch = self._record, trainer.current_epoch
+        gathered = allgather_object((bool(trainer.should_stop), self._values.between), "lightning.epoch")
+        trainer.should_stop = any(stop for stop, _ in gathered)
+        record.history.append(record_of(epoch, record.totals, [between for _, between in gathered], self._reporter))
+        if trainer.should_stop:
+            record.epochs = EpochRange(record.epochs.first, epoch + 1)
+        self._keep(self._monitor.value(record, trainer.callback_metrics), epoch)
+        if self._save is not None:
+            self._save(trainer)
+        if basics.rank() == 0:
+            train, validation = (record.history[-1].get(name, {}).get("loss") for name in ("train", "validation"))
+            self._reporter.end(epoch, record.epochs.end, record.totals["train"].rows, train, validation)
+
+    def _keep(self, value: float | None, epoch: int) -> None:
+        """The states of this epoch on rank 0, where it is the best so far."""
+        best = self._record.best
+        if value is None:
+            self._warn_of_no_value()
+            if best.loss is not None:  # an epoch without validation
+                return
+        if is_better(value, best.loss):
+            keeps = value is not None and basics.rank() == 0
+            self._record.best = BestEpoch(epoch, value, self._states() if keeps else {})
+
+    def _warn_of_no_value(self) -> None:
+        if "validation" in self._record.totals and not self._has_warned and basics.rank() == 0:
+            self._has_warned = True
+            what = self._monitor.name or "val_loss"
+            logger.warning(
+                "the last epoch is kept, because nothing in the validation says which one is best: log %r, or return "
+                "the loss from validation_step",
+                what,
+            )
+
+
+def record_of(
+    epoch: int, totals: Mapping[str, PhaseTotals], between: Sequence[Mapping[str, float]], reporter: ProgressReporter
+) -> dict[str, Any]:
+    """An epoch in the history. ``between`` is what each rank has logged outside of steps: its mean over the ranks."""
+    record: dict[str, Any] = {"epoch": epoch}
+    for name, total in sorted(totals.items()):
+        loss = total.loss_or(*LOSSES[name])
+        record[name] = {"loss": math.nan if loss is None else loss, "all_metrics": dict(total.logged)}
+    last = record["validation" if "validation" in record else "train"]["all_metrics"]
+    for name in sorted({name for values in between for name in values} - last.keys()):
+        found = [values[name] for values in between if name in values]
+        last[name] = sum(found) / len(found)
+    return {**record, "rows": totals["train"].rows, "seconds": reporter.seconds()}
+
+
+def in_package(package: str, body: type[Any], base: str) -> type[Any]:
+    """The class ``body`` as a callback of ``package``."""
+    found = import_module(f"{PACKAGES[package]}.callbacks")
+    return type(body.__name__, (body, getattr(found, base)), {})

@@ -1,0 +1,212 @@
+"""The values that a module logs in its steps: averages over the rows of all ranks, in place of those of one rank."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.spark.lightning.modules import lightning_base
+
+METRIC = "metric"
+OTHER_NAMES = {"avg": "mean", "amin": "min", "amax": "max"}
+
+
+@dataclass
+class LoggedValue:
+    """A value of a phase on one rank, or on several. ``total`` is its sum over rows, where ``op`` is the mean.
+
+    For a metric of torchmetrics, ``total`` is its name in the module. ``is_shown`` says whether loggers get it, and
+    ``has_steps`` whether they get each step, too.
+    """
+
+    op: str
+    total: Any
+    rows: int
+    is_shown: bool | None = None
+    has_steps: bool = False
+
+    def with_more(self, other: LoggedValue) -> LoggedValue:
+        """Both together."""
+        return replace(self, total=_combined(self.op, self.total, other.total), rows=self.rows + other.rows)
+
+    def plain(self) -> LoggedValue:
+        """The same with a number in place of a tensor."""
+        return self if self.op == METRIC else replace(self, total=float(self.total))
+
+    def number(self) -> float:
+        """The value of the phase."""
+        return float(self.total) / self.rows if self.op == "mean" else float(self.total)
+
+
+def _combined(op: str, one: Any, other: Any) -> Any:
+    if op == METRIC:
+        return one
+    if op in ("mean", "sum"):
+        return one + other
+    is_first = one <= other if op == "min" else one >= other
+    return one if is_first else other
+
+
+@dataclass
+class PhaseValues:
+    """What a training or a validation of one epoch has: its rows, its loss, and what was logged."""
+
+    rows: int = 0
+    loss: LoggedValue | None = None
+    logged: dict[str, LoggedValue] = field(default_factory=dict)
+
+    def add(self, name: str, value: LoggedValue) -> None:
+        """Count one more value."""
+        self.logged[name] = self.logged[name].with_more(value) if name in self.logged else value
+
+    def add_loss(self, loss: Any, rows: int) -> None:
+        """Count the loss of a batch."""
+        value = LoggedValue("mean", loss * rows, rows)
+        self.loss = value if self.loss is None else self.loss.with_more(value)
+
+    def plain(self) -> PhaseValues:
+        """The same with numbers in place of tensors."""
+        loss = None if self.loss is None else self.loss.plain()
+        return PhaseValues(self.rows, loss, {name: value.plain() for name, value in self.logged.items()})
+
+
+def merged(parts: Iterable[PhaseValues]) -> PhaseValues:
+    """The values of all ranks."""
+    total = PhaseValues()
+    for part in parts:
+        total.rows += part.rows
+        if part.loss is not None:
+            total.loss = part.loss if total.loss is None else total.loss.with_more(part.loss)
+        for name, value in part.logged.items():
+            total.add(name, value)
+    return total
+
+
+@dataclass(frozen=True)
+class PhaseTotals:
+    """The same of all ranks, as numbers."""
+
+    rows: int
+    loss: float | None
+    logged: Mapping[str, float]
+
+    def loss_or(self, *names: str) -> float | None:
+        """The loss, or else the first of the logged values ``names`` that is there."""
+        if self.loss is not None:
+            return self.loss
+        return next((self.logged[name] for name in names if name in self.logged), None)
+
+
+class ValueRecorder:
+    """Stands before ``module.log``, and keeps what is logged in steps.
+
+    A value is not combined over ranks when it is logged, because ranks have different numbers of steps, or none. At the
+    end of a phase, when all ranks are there, :meth:`exchange` combines all values at once, and logs the results.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._log = module.log
+        # That of Lightning: the module may have a method of its own before it, with any arguments.
+        base = lightning_base(type(module)) or type(module)
+        self._signature = inspect.signature(base.log)
+        self._metrics = {id(each): name for name, each in module.named_modules() if _is_metric(each)}
+        self._phase: PhaseValues | None = None
+        self._rows = 0
+        self._is_training = False
+        self.between: dict[str, float] = {}
+        """What was logged outside of steps, as in hooks at the end of an epoch."""
+        module.log = self.log
+
+    def begin(self, phase: PhaseValues, rows: int, is_training: bool) -> None:
+        """A step with a batch of ``rows`` begins."""
+        self._phase, self._rows, self._is_training = phase, rows, is_training
+
+    def end(self, loss: Any) -> None:
+        """The step has ended; ``loss`` is None where it has none."""
+        if self._phase is not None:
+            self._phase.rows += self._rows
+            if loss is not None and self._rows:
+                self._phase.add_loss(loss.detach() if isinstance(loss, torch.Tensor) else loss, self._rows)
+        self._phase = None
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """As that of the module."""
+        given = self._signature.bind(self._module, *args, **kwargs).arguments
+        options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
+        name, value = given["name"], given["value"]
+        if self._phase is None:
+            self._log(name, value, **options)
+            if not _is_metric(value):
+                self.between[name] = float(value)
+            return
+        alone = {**options, "sync_dist": False, "sync_dist_group": None}
+        if _is_metric(value):
+            self._log_metric(self._phase, name, value, alone)
+            return
+        self._log(name, value, **alone)
+        self._phase.add(name, self._logged(value, options))
+
+    def _logged(self, value: Any, options: Mapping[str, Any]) -> LoggedValue:
+        reduction = options.get("reduce_fx", "mean")
+        op = str(getattr(reduction, "__name__", reduction)).lower()
+        op = OTHER_NAMES.get(op, op)
+        rows = options.get("batch_size") or self._rows
+        number = value.detach().squeeze() if isinstance(value, torch.Tensor) else value
+        total = number * rows if op == "mean" else number
+        return LoggedValue(op, total, rows, options.get("logger"), self._has_steps(options))
+
+    def _has_steps(self, options: Mapping[str, Any]) -> bool:
+        on_step = options.get("on_step")
+        return self._is_training if on_step is None else on_step
+
+    def _log_metric(self, phase: PhaseValues, name: str, metric: Any, options: Mapping[str, Any]) -> None:
+        """Lightning gets the value of the step only. It would compute that of the epoch where no other rank does."""
+        place = options.get("metric_attribute") or self._metrics.get(id(metric))
+        if place is None:
+            raise ValueError(
+                f"the metric that is logged as {name!r} is no attribute of the LightningModule; make it one, so that "
+                "all workers find it"
+            )
+        phase.logged[name] = LoggedValue(METRIC, place, 0, options.get("logger"), self._has_steps(options))
+        step = getattr(metric, "_forward_cache", None)
+        if self._has_steps(options) and step is not None:
+            self._log(name, step, **{**options, "on_step": True, "on_epoch": False, "metric_attribute": None})
+
+    def exchange(self, phase: PhaseValues) -> PhaseTotals:
+        """The values of all ranks, which all call this; they are logged, too, so that callbacks see them."""
+        total = merged(allgather_object(phase.plain(), "lightning.values"))
+        numbers = {name: self._number(value) for name, value in sorted(total.logged.items())}
+        for name, number in numbers.items():
+            value = total.logged[name]
+            shown = {"on_step": False, "on_epoch": True, "logger": value.is_shown}
+            self._log(name, number, **shown)
+            if value.has_steps:
+                self._log(f"{name}_epoch", number, **{**shown, "logger": False})
+        return PhaseTotals(total.rows, None if total.loss is None else total.loss.number(), numbers)
+
+    def _number(self, value: LoggedValue) -> float:
+        if value.op != METRIC:
+            return value.number()
+        metric = self._module.get_submodule(value.total)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a rank without rows has not updated it
+            found = float(metric.compute())
+        metric.reset()
+        return found
+
+
+def _is_metric(value: Any) -> bool:
+    """Whether ``value`` is a metric of torchmetrics."""
+    return all(callable(getattr(value, name, None)) for name in ("update", "compute", "reset"))
+
+
+def loss_of(output: Any) -> Any:
+    """The loss that a step has returned: a tensor, or a dictionary with one; None if there is none."""
+    return output.get("loss") if isinstance(output, Mapping) else output if isinstance(output, torch.Tensor) else None

@@ -1,0 +1,247 @@
+"""The training of a LightningEstimator in one worker."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+
+import hvd_cluster.torch as hvd
+from hvd_cluster.core import basics
+from hvd_cluster.ops.objects import broadcast_object
+from hvd_cluster.spark.estimators.checkpoints import RunFolder
+from hvd_cluster.spark.estimators.progress import ProgressReporter
+from hvd_cluster.spark.lightning.batches import NamedBatches, NamedLayout, ValidationBatches
+from hvd_cluster.spark.lightning.fit_recorder import OURS, FitRecord, FitRecorder, ValueExchange, in_package, monitor_of
+from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint, scaled_rates
+from hvd_cluster.spark.lightning.logged_values import ValueRecorder
+from hvd_cluster.spark.lightning.modules import PACKAGES, SupervisedModule, lightning_base, overrides, supervised
+from hvd_cluster.spark.torch.batches import for_each_label
+from hvd_cluster.spark.torch.payload import on_cpu, unpacked
+from hvd_cluster.spark.torch.training import rank_device
+
+
+@dataclass
+class LightningFit:
+    """What a fit is about; travels to the workers. ``arguments`` are those of the Trainer that the user decides."""
+
+    model: torch.nn.Module
+    package: str
+    layout: NamedLayout
+    run: RunFolder
+    optimizer: torch.optim.Optimizer | None = None
+    losses: Any = None
+    loss_weights: Sequence[float] | None = None
+    metrics: Sequence[Any] = ()
+    epochs: int = 1
+    train_steps: int | None = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    callbacks: Sequence[Any] = ()
+    compression: Any = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    use_gpu: bool = True
+    terminate_on_nan: bool = False
+    verbose: int = 1
+
+
+def train(shard: Any, payload: bytes) -> dict[str, Any] | None:
+    """Train on the rows of ``shard``; on rank 0 the state of the model, and the history."""
+    fit: LightningFit = unpacked(payload)
+    basics.init()
+    with tempfile.TemporaryDirectory(prefix="hvd-lightning-") as folder:
+        return LightningTraining(fit, shard, folder).run()
+
+
+class LightningTraining:
+    """A fit of a Trainer on one rank. ``folder`` is for files that are not needed after it."""
+
+    def __init__(self, fit: LightningFit, shard: Any, folder: str) -> None:
+        self.fit = fit
+        self.folder = folder
+        if fit.seed is not None:
+            import_module(PACKAGES[fit.package]).seed_everything(fit.seed + basics.rank(), verbose=False)
+        self.device = rank_device(fit.use_gpu)
+        self.module = self._module()
+        dtype = next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
+        self.batches = NamedBatches(shard, fit.layout, dtype, fit.train_steps)
+        self.validation = self._validation(shard.validation, dtype)
+        checkpoint = checkpoint_of(broadcast_object(fit.run.read() if basics.rank() == 0 else None, 0, "lightning.run"))
+        self.resumed = None if checkpoint is None else self._resumable(checkpoint)
+        self.record = FitRecord.of(fit.epochs, checkpoint and checkpoint[OURS])
+        if self.record.best.loss is not None and not self.record.best.states and checkpoint is not None:
+            self.record.best.states = self._states_in(checkpoint)
+
+    def _module(self) -> Any:
+        """The LightningModule; a plain model is in one."""
+        fit = self.fit
+        if lightning_base(type(fit.model)) is not None:
+            return fit.model
+        losses = for_each_label(fit.losses, len(fit.layout.labels), "loss")
+        arguments = fit.model, fit.optimizer, fit.layout, losses, fit.loss_weights, fit.metrics
+        return supervised(fit.package, *arguments)
+
+    def _validation(self, kept_apart: Any, dtype: torch.dtype) -> ValidationBatches | None:
+        base = lightning_base(type(self.module))
+        if kept_apart is None or base is None or not overrides(self.module, base, "validation_step"):
+            return None
+        size = self.fit.validation_batch_size
+        shard = kept_apart if size is None else kept_apart.batched(size)
+        return ValidationBatches(shard, self.fit.layout, dtype, self.fit.validation_steps)
+
+    def _resumable(self, checkpoint: dict[str, Any]) -> str:
+        """The path of a file from which this rank goes on."""
+        path = os.path.join(self.folder, "resumed.ckpt")
+        own = dict(checkpoint)
+        scale_checkpoint(own, basics.size())
+        torch.save(own, path)
+        return path
+
+    def _states_in(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        states = checkpoint["state_dict"]
+        if not isinstance(self.module, SupervisedModule):
+            return {"model": states}
+        prefix = "model."
+        inner = {name.removeprefix(prefix): value for name, value in states.items() if name.startswith(prefix)}
+        return {"model": inner, "optimizer": checkpoint["optimizer_states"][0]}
+
+    def states(self) -> dict[str, Any]:
+        """As they are in the result: on the CPU, with the learning rates of the user."""
+        if not isinstance(self.module, SupervisedModule):
+            return {"model": on_cpu(self.module.state_dict())}
+        optimizer = on_cpu(self.module.optimizer.state_dict())
+        return {
+            "model": on_cpu(self.module.model.state_dict()),
+            "optimizer": {**optimizer, "param_groups": scaled_rates(optimizer["param_groups"], 1 / basics.size())},
+        }
+
+    def run(self) -> dict[str, Any] | None:
+        """All epochs; the outcome on rank 0."""
+        from hvd_cluster.lightning.packages import installed_classes
+
+        strategy = installed_classes()[self.fit.package].trainer
+        skip_fillers(self.module, self.batches)
+        with quiet(self.fit.verbose):
+            trainer = self._trainer(strategy)
+            options = {} if self.resumed is None else {"ckpt_path": self.resumed, **trusting(trainer)}
+            trainer.fit(self.module, self.batches, self.validation, **options)
+        best = self.record.best
+        if basics.rank() != 0:
+            return None
+        return {**(best.states or self.states()), "history": self.record.history, "best_epoch": best.epoch}
+
+    def _trainer(self, strategy: Any) -> Any:
+        fit = self.fit
+        return import_module(PACKAGES[fit.package]).Trainer(
+            **{
+                "logger": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "default_root_dir": self.folder,
+                **fit.arguments,
+                "strategy": strategy(compression=fit.compression or hvd.Compression.none),
+                "accelerator": "cpu" if self.device.type == "cpu" else "gpu",
+                "devices": 1,
+                "max_epochs": self.record.epochs.end,
+                "num_sanity_val_steps": 0,
+                "callbacks": self._callbacks(),
+            }
+        )
+
+    def _callbacks(self) -> list[Any]:
+        fit, record = self.fit, self.record
+        values, reporter = ValueRecorder(self.module), ProgressReporter(bool(fit.verbose))
+        first = in_package(fit.package, ValueExchange, "Callback")
+        last = in_package(fit.package, FitRecorder, "Checkpoint")
+        monitor, save = monitor_of(fit.callbacks), None if fit.run.store is None else self._save
+        return [
+            first(record, values, self.batches, reporter, fit.terminate_on_nan),
+            *fit.callbacks,
+            last(record, values, monitor, reporter, self.states, save),
+        ]
+
+    def _save(self, trainer: Any) -> None:
+        """Write the checkpoint; all ranks call it."""
+        path = os.path.join(self.folder, "last.ckpt")
+        trainer.save_checkpoint(path)
+        if basics.rank() == 0:
+            with open(path, "rb") as file:
+                self.fit.run.write(file.read(), self.record.history)
+
+
+WRONG_ADVICE = (
+    ".*sync_dist=True.*",  # the values of all ranks are combined
+    ".*`srun` command is available.*",  # the processes are there already
+    ".*have no `val_dataloader`.*",  # no rows are for validation
+    ".*LeafSpec.*",  # Lightning calls an old function of torch
+)
+"""What Lightning warns of without a reason here."""
+
+
+LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+
+
+@contextmanager
+def quiet(verbose: int) -> Iterator[None]:
+    """Lightning says less inside, unless ``verbose`` is above 1."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [each.level for each in loggers]
+    with warnings.catch_warnings():
+        for advice in WRONG_ADVICE:
+            warnings.filterwarnings("ignore", message=advice)
+        try:
+            for each, level in zip(loggers, levels, strict=True):
+                each.setLevel(level if verbose > 1 else max(level, logging.WARNING))
+            yield
+        finally:
+            for each, level in zip(loggers, levels, strict=True):
+                each.setLevel(level)
+
+
+def skip_fillers(module: Any, batches: NamedBatches) -> None:
+    """Let ``module`` neither see a batch that is no rows, nor step: this rank joins the steps of the others then."""
+    see, step = module.training_step, module.optimizer_step
+
+    @functools.wraps(see)
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        if not batches.is_filler:
+            return see(*args, **kwargs)
+        return torch.zeros((), requires_grad=True) if module.automatic_optimization else None
+
+    @functools.wraps(step)
+    def optimizer_step(
+        epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if batches.is_filler and optimizer_closure is not None:
+            optimizer_closure()
+        else:
+            step(epoch, batch_idx, optimizer, optimizer_closure, *args, **kwargs)
+
+    module.training_step, module.optimizer_step = training_step, optimizer_step
+
+
+def trusting(trainer: Any) -> dict[str, Any]:
+    """The argument for ``fit`` to load a checkpoint with anything in it; older versions always do."""
+    return {"weights_only": False} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
+
+
+def checkpoint_of(data: bytes | None) -> dict[str, Any] | None:
+    """The checkpoint in ``data``, which runs code. Raises ValueError where it is none of a LightningEstimator."""
+    if data is None:
+        return None
+    found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    if not isinstance(found, dict) or OURS not in found:
+        raise ValueError("the checkpoint of the run is none of a LightningEstimator; give another run_id")
+    return found

@@ -1,0 +1,399 @@
+"""The training of a LightningEstimator on ranks, without Spark."""
+
+import copy
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("lightning")
+
+import cloudpickle  # noqa: E402
+import fake_shards  # noqa: E402
+import lightning_modules  # noqa: E402
+from fake_shards import FakeShard, TwoHeads, line  # noqa: E402
+from lightning_modules import line_module  # noqa: E402
+
+from hvd_cluster.spark.estimators.checkpoints import RunFolder  # noqa: E402
+from hvd_cluster.spark.estimators.store import Store  # noqa: E402
+from hvd_cluster.spark.lightning.batches import NamedLayout  # noqa: E402
+from hvd_cluster.spark.lightning.modules import package_for  # noqa: E402
+from hvd_cluster.spark.lightning.training import LightningFit, checkpoint_of, train  # noqa: E402
+from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
+from hvd_cluster.spark.torch.payload import packed  # noqa: E402
+from hvd_cluster.spark.torch.training import TorchFit  # noqa: E402
+from hvd_cluster.spark.torch.training import train as train_torch  # noqa: E402
+
+pytestmark = pytest.mark.leaves("environment")  # torch sets a variable with the first step of an optimizer
+ONE, TWO = [pytest.mark.parametrize("ranks", [size], indirect=True) for size in (1, 2)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def modules_by_value():
+    for module in (fake_shards, lightning_modules):
+        cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in (fake_shards, lightning_modules):
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def fit_of(model=None, run=None, layout=None, **options):
+    model = model or line_module()
+    options = {"verbose": 0, "arguments": {"logger": False, **options.pop("arguments", {})}, **options}
+    layout = layout or NamedLayout(["x"], ["y"])
+    return LightningFit(model, package_for(model), layout, run or RunFolder(None, "none"), **options)
+
+
+def trained(ranks, fit, *shards, train=train):
+    """The outcome of rank 0; the others have none."""
+    payload = packed(fit)
+
+    def on_rank(shards):
+        from hvd_cluster.core import basics
+
+        torch.set_num_threads(1)
+        return train(shards[basics.rank()], payload)
+
+    outcome, *others = ranks.run(on_rank, shards)
+    assert not any(others)
+    return outcome
+
+
+def losses(outcome, part="train"):
+    return [record[part]["loss"] for record in outcome["history"]]
+
+
+def weight(outcome):
+    return outcome["model"]["layer.weight"].item()
+
+
+@ONE
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_one_rank_trains_as_a_loop_by_hand_does(ranks, package):
+    pytest.importorskip(package)
+    module, shard, expected = line_module(package), line(10), []
+    by_hand = copy.deepcopy(module.layer)
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    for _ in range(2):
+        total = torch.zeros(2)
+        for (x,), (y,) in shard.torch():
+            optimizer.zero_grad()
+            error = by_hand(x) - y
+            loss = error.square().mean()
+            loss.backward()
+            optimizer.step()
+            total += len(x) * torch.tensor([loss.item(), error.abs().mean().item()])
+        expected.append((total / 10).tolist())
+    outcome = trained(ranks, fit_of(module, epochs=2), shard)
+    found = [[record["train"]["loss"], record["train"]["all_metrics"]["error"]] for record in outcome["history"]]
+    assert found == [pytest.approx(values) for values in expected]
+    assert weight(outcome) == pytest.approx(by_hand.weight.item())
+    assert [(record["epoch"], record["rows"]) for record in outcome["history"]] == [(0, 10), (1, 10)]
+
+
+@TWO
+@pytest.mark.parametrize("empty", [0, 1])
+def test_uneven_and_empty_shards(ranks, empty):
+    """Also where values are logged with sync_dist, and one rank alone validates."""
+    shards = [line(23, validation=line(5)), line(0, validation=line(0))]
+    outcome = trained(ranks, fit_of(epochs=30), *(shards[::-1] if empty == 0 else shards))
+    assert outcome["history"][0]["rows"] == 23
+    assert weight(outcome) == pytest.approx(2, abs=1e-2)
+    assert losses(outcome, "validation")[-1] < 1e-3
+
+
+@TWO
+def test_learning_rates_are_multiplied_by_the_number_of_ranks(ranks):
+    """Two ranks with the same batch take the step of one rank with twice the rate."""
+    module = line_module()
+    start = copy.deepcopy(module.layer)
+    outcome = trained(ranks, fit_of(module), line(4), line(4))
+    (x,), (y,) = next(line(4).torch())
+    torch.nn.functional.mse_loss(start(x), y).backward()
+    assert weight(outcome) == pytest.approx((start.weight - 0.2 * start.weight.grad).item())
+
+
+@TWO
+def test_averages_are_those_of_all_rows(ranks):
+    module = line_module(rate=0.0)
+    outcome = trained(ranks, fit_of(module), line(3, validation=line(5)), line(20, validation=line(0)))
+    for part, name, shards in (("train", "error", [line(3), line(20)]), ("validation", "val_error", [line(5)])):
+        pairs = [(x, y) for shard in shards for (x,), (y,) in shard.torch()]
+        x, y = (torch.cat(side) for side in zip(*pairs, strict=True))
+        error = module(x) - y
+        assert losses(outcome, part) == [pytest.approx(error.square().mean().item())]
+        assert outcome["history"][0][part]["all_metrics"][name] == pytest.approx(error.abs().mean().item())
+
+
+@TWO
+def test_gradients_that_add_up_and_are_clipped(ranks):
+    arguments = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+    outcome = trained(ranks, fit_of(epochs=20, arguments=arguments), line(20), line(12))
+    assert weight(outcome) == pytest.approx(2, abs=0.05)
+    expected = trained(ranks, fit_of(line_module(rate=0.0)), line(20), line(12))
+    still = trained(ranks, fit_of(line_module(rate=0.0), arguments=arguments), line(20), line(12))
+    assert losses(still) == pytest.approx(losses(expected))  # Lightning divides the loss of each batch
+
+
+def overshooting(package="lightning.pytorch"):
+    import importlib
+
+    class Overshoot(importlib.import_module(package).Callback):
+        """Makes the second epoch the best one."""
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            weights = [5.0, 2.0, 7.0]
+            pl_module.layer.weight.data.fill_(weights[trainer.current_epoch])
+
+    return Overshoot()
+
+
+@TWO
+def test_the_best_epoch_is_kept(ranks):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def fit(*callbacks):
+        return fit_of(line_module(rate=0.0), epochs=3, callbacks=[overshooting(), *callbacks])
+
+    with_rows, without = [line(8, validation=line(4))] * 2, [line(8)] * 2
+    best, last = trained(ranks, fit(), *with_rows), trained(ranks, fit(), *without)
+    assert (weight(best), best["best_epoch"], losses(best, "validation")[1]) == (2, 1, 0)
+    assert (weight(last), last["best_epoch"]) == (7, 2)
+    worst = trained(ranks, fit(ModelCheckpoint(monitor="val_error", mode="max")), *with_rows)
+    assert (weight(worst), worst["best_epoch"]) == (7, 2)
+    train_loss = trained(ranks, fit(ModelCheckpoint(monitor="error")), *without)
+    assert (weight(train_loss), train_loss["best_epoch"]) == (2, 1)
+
+
+@ONE
+def test_arguments_of_the_trainer(ranks, tmp_path):
+    """A logger gets the values of steps and of epochs. The best epoch is one with a validation."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    arguments = {"logger": CSVLogger(tmp_path, version=0), "log_every_n_steps": 1, "check_val_every_n_epoch": 2}
+    outcome = trained(ranks, fit_of(epochs=3, arguments=arguments), line(8, validation=line(4)))
+    assert ["validation" in record for record in outcome["history"]] == [False, True, False]
+    assert outcome["best_epoch"] == 1
+    lines = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    assert {"error", "val_error", "val_loss"} <= set(lines[0].split(","))
+    assert len(lines) >= 1 + 6  # six steps
+
+
+@TWO
+def test_early_stopping_on_values_of_all_ranks(ranks):
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    fit = fit_of(line_module(rate=0.0), epochs=9, callbacks=[EarlyStopping("val_loss", patience=2)])
+    assert len(losses(trained(ranks, fit, line(8, validation=line(4)), line(0, validation=line(0))))) == 3
+
+
+class StopOnRank:
+    """One rank alone wants to stop."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        from hvd_cluster.core import basics
+
+        trainer.should_stop = basics.rank() == 1 and trainer.current_epoch == 1
+
+
+@TWO
+def test_all_ranks_stop_when_one_does(ranks):
+    from lightning.pytorch.callbacks import Callback
+
+    callback = type("Stop", (StopOnRank, Callback), {})()
+    assert len(losses(trained(ranks, fit_of(epochs=9, callbacks=[callback]), line(8), line(8)))) == 2
+
+
+@ONE
+def test_a_loss_that_is_nan_in_the_third_step(ranks):
+    shard = line(16)
+    shard._sides[1][0][9] = math.nan
+    with pytest.raises(FloatingPointError, match=r"the loss is nan in step 3 of epoch 1 on rank 0; look for rows"):
+        trained(ranks, fit_of(terminate_on_nan=True, epochs=3), shard)
+    assert math.isnan(losses(trained(ranks, fit_of(), shard))[0])
+
+
+@TWO
+def test_no_rows(ranks):
+    with pytest.raises(ValueError, match="there are no rows to train with"):
+        trained(ranks, fit_of(), line(0, validation=line(4)), line(0, validation=line(4)))
+
+
+@ONE
+def test_no_rows_for_validation(ranks):
+    outcome = trained(ranks, fit_of(epochs=2), line(8, validation=line(0)))
+    assert outcome["best_epoch"] == 1
+    assert "validation" not in outcome["history"][0]
+
+
+@ONE
+def test_steps_and_batches_of_an_epoch(ranks):
+    fit = fit_of(line_module(rate=0.0), train_steps=2, validation_steps=1, validation_batch_size=3)
+    outcome = trained(ranks, fit, line(20, validation=line(20)))
+    assert outcome["history"][0]["rows"] == 8
+    (x,), (y,) = next(line(20, batch_size=3).torch())
+    assert losses(outcome, "validation") == pytest.approx([(weight(outcome) * x - y).square().mean().item()])
+
+
+def failing(at):
+    from lightning.pytorch.callbacks import Callback
+
+    class Fail(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == at:
+                raise OSError("the disk is gone")
+
+    return Fail()
+
+
+@TWO
+def test_a_failed_fit_goes_on_from_its_checkpoint(ranks, tmp_path):
+    run, shards = RunFolder(Store.create(tmp_path), "mine"), (line(8, validation=line(4)), line(20, validation=line(4)))
+
+    def fit(**options):
+        return fit_of(line_module(rate=0.05, optimizer=torch.optim.Adam, scheduler=schedule), **options)
+
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+    whole = trained(ranks, fit(epochs=5), *shards)
+    with pytest.raises(OSError, match="the disk is gone"):
+        trained(ranks, fit(run=run, epochs=5, callbacks=[failing(3)]), *shards)
+    kept = checkpoint_of(run.read())
+    assert len(kept["hvd_cluster"]["history"]) == 3
+    assert kept["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.025)
+    assert kept["lr_schedulers"][0]["base_lrs"] == [pytest.approx(0.05)]
+    rest = trained(ranks, fit(run=run, epochs=5), *shards)
+    assert losses(rest) == pytest.approx(losses(whole))
+    assert weight(rest) == pytest.approx(weight(whole))
+    more = trained(ranks, fit(run=run, epochs=2), *shards)
+    assert [record["epoch"] for record in more["history"]] == list(range(7))
+
+
+@TWO
+def test_a_model_of_torch_trains_as_in_a_torch_estimator(ranks):
+    """With weights of rows, two outputs and metrics; rank 1 has fewer batches."""
+    torch.manual_seed(0)
+    features = [torch.randn(24, 2), torch.randn(24, 1)]
+    labels = [features[0].sum(1, keepdim=True), torch.randint(3, (24, 1))]
+    weights = torch.rand(24, dtype=torch.float64)
+    shards = []
+    for rows in (slice(0, 16), slice(16, 24)):
+        sides = [each[rows] for each in features], [each[rows] for each in labels]
+        shards.append(FakeShard(*sides, 4, weights[rows], FakeShard(*sides, 4, weights[rows])))
+    options = {
+        "losses": [torch.nn.functional.mse_loss, torch.nn.CrossEntropyLoss()],
+        "loss_weights": [1.0, 0.5],
+        "metrics": [[lambda output, label: output.mean(), lambda output, label: label.float().mean()]],
+        "epochs": 3,
+        "verbose": 0,
+    }
+
+    def started():
+        torch.manual_seed(1)
+        model = TwoHeads()
+        return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+    columns = ["pair", "single"], ["y", "class"], "w"
+    model, optimizer = started()
+    fit = TorchFit(model, optimizer, BatchLayout(*columns), RunFolder(None, "none"), **options)
+    expected = trained(ranks, fit, *shards, train=train_torch)
+    model, optimizer = started()
+    found = trained(ranks, fit_of(model, layout=NamedLayout(*columns), optimizer=optimizer, **options), *shards)
+    for part in ("train", "validation"):
+        assert losses(found, part) == pytest.approx(losses(expected, part))
+        for one, other in zip(found["history"], expected["history"], strict=True):
+            metrics = [one[part]["all_metrics"][f"metric_0_{output}"] for output in range(2)]
+            assert metrics == pytest.approx(other[part]["all_metrics"][0])
+    assert all(torch.allclose(found["model"][name], value) for name, value in expected["model"].items())
+    assert [group["lr"] for group in found["optimizer"]["param_groups"]] == pytest.approx([0.05])
+    for name, value in expected["optimizer"]["state"][0].items():
+        assert torch.allclose(found["optimizer"]["state"][0][name], value)
+
+
+def with_metric():
+    import lightning
+    import torchmetrics
+
+    class Counting(lightning.LightningModule):
+        """The share of the rows whose label is above 3: known without a training."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+            self.share, self.held_out = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            loss = (self.layer(batch["x"]).reshape(-1) - batch["y"]).square().mean()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.share((batch["y"] > 3).float())
+            self.log("share", self.share)
+            return loss.detach()
+
+        def validation_step(self, batch, batch_idx):
+            self.held_out((batch["y"] > 3).float())
+            self.log("held_out", self.held_out)
+
+        def on_validation_epoch_end(self):
+            self.log("late", 7.0)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.001)
+
+    return Counting()
+
+
+@TWO
+def test_metric_objects_and_manual_optimization(ranks):
+    """Rank 0 has no rows. It gets the running averages of batch norm, and computes the metric of all rows."""
+    shards = line(0, validation=line(0)), line(21, validation=line(40))
+    outcome = trained(ranks, fit_of(with_metric(), epochs=2), *shards)
+    for record in outcome["history"]:
+        assert record["train"]["all_metrics"]["share"] == pytest.approx(5 / 21)
+        assert record["validation"]["all_metrics"] == pytest.approx({"held_out": 24 / 40, "late": 7.0})
+        assert record["rows"] == 21
+    assert outcome["model"]["layer.0.num_batches_tracked"] == 10  # those of one row do not count
+    assert math.isnan(losses(outcome, "validation")[0])
+    assert losses(outcome)[0] > 0
+
+
+@TWO
+def test_gradients_that_add_up_where_one_rank_is_empty(ranks):
+    fit = fit_of(epochs=25, arguments={"accumulate_grad_batches": 2})
+    assert weight(trained(ranks, fit, line(0), line(28))) == pytest.approx(2, abs=0.05)
+
+
+@TWO
+def test_batch_norm_of_all_ranks_where_one_is_empty(ranks):
+    """It waits for the other rank inside of a step."""
+    import lightning
+
+    class Normed(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+
+        def training_step(self, batch, batch_idx):
+            return (self.layers(batch["x"])[:, 0] - batch["y"]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5)
+
+    fit = fit_of(Normed(), epochs=20, arguments={"sync_batchnorm": True})
+    outcome = trained(ranks, fit, line(0), line(24))
+    assert losses(outcome)[-1] < losses(outcome)[0] / 2
+    assert outcome["model"]["layers.0.running_mean"].item() == pytest.approx(1.15, abs=0.3)
+
+
+@ONE
+def test_the_checkpoint_of_another_estimator_is_refused(ranks, tmp_path):
+    from hvd_cluster.spark.torch.payload import checkpoint_bytes
+
+    run = RunFolder(Store.create(tmp_path), "mine")
+    run.write(checkpoint_bytes({"model": {}, "optimizer": {}}), [])
+    with pytest.raises(ValueError, match="the checkpoint of the run is none of a LightningEstimator; give another"):
+        trained(ranks, fit_of(run=run), line(8))
