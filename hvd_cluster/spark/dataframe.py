@@ -74,8 +74,10 @@ def run_on_dataframe(
       with the other columns. A column must have the same number of elements in all rows. Vectors are float64.
     * Lists inside of the list make a tuple of arrays: ``feature_cols=[["a", "b"], "user"]`` gives a matrix for ``a``
       and ``b``, and beside it an array for ``user``, each of its own dtype; 256 arrays at most.
-    * Nulls are refused, NaN is not. Strings, binary data, dates, timestamps and other types are refused: convert them
-      to numbers first. To save the memory and time of float64, cast columns to float, and vectors with
+    * Columns of strings or of binary data make arrays of objects, ``str`` or ``bytes``; in ``shard.torch()`` lists, in
+      ``shard.tf_data()`` tensors of strings. They are features only, and share no list with numbers.
+    * Nulls are refused, NaN is not. Dates, timestamps and other types are refused: convert them to numbers first. To
+      save the memory and time of float64, cast columns to float, and vectors with
       ``vector_to_array(column, "float32")``.
 
     Args:

@@ -86,6 +86,19 @@ def check_shapes(name: str, shapes: Sequence[Sequence[int]] | None, stacks: Sequ
             )
 
 
+def check_strings(stacks: Sequence[Stack], settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where features have strings or binary data, and no function makes tensors of them.
+
+    For frameworks whose tensors have no strings.
+    """
+    names = [column.name for stack in stacks if stack.strings is not None for column in stack.columns]
+    if names and settings["transformation_fn"] is None:
+        raise ValueError(
+            f"feature_cols has the columns {', '.join(names)} of strings or binary data, but torch has no tensors of "
+            "them; give a transformation_fn that makes some of them, or index them first, as with StringIndexer"
+        )
+
+
 def _fits(elements: int, shape: Sequence[int]) -> bool:
     known = math.prod(size for size in shape if size != -1)
     return known > 0 and elements % known == 0 if -1 in shape else known == elements
@@ -109,3 +122,9 @@ def metadata_of(df: DataFrame, columns: FitColumns) -> dict[str, Any]:
     """The type of each column of the fit, as Spark writes it."""
     used = {name for group in columns.features + columns.labels for name in names_in(group)}
     return {field.name: field.dataType.simpleString() for field in df.schema.fields if field.name in used}
+
+
+def has_strings(columns: FitColumns, types: Mapping[str, str]) -> bool:
+    """Whether features have strings or binary data. ``types`` are those of :func:`metadata_of`."""
+    names = (name for group in columns.features for name in names_in(group))
+    return any(types.get(name, "").startswith(("string", "binary")) for name in names)

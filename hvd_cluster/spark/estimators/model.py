@@ -32,6 +32,7 @@ from hvd_cluster.spark.estimators.scoring import LoadPredict, Scoring, is_packed
 from hvd_cluster.spark.estimators.shipping import ModelShipment, digest_of
 from hvd_cluster.spark.rows import columns as row_columns
 from hvd_cluster.spark.rows.columns import ColumnKind, Selection
+from hvd_cluster.spark.rows.strings import object_array
 
 __all__ = ["HorovodModel"]
 
@@ -148,9 +149,11 @@ class HorovodModel(Model, ModelParams, Persistent):
             pairs = zip(selection.features, widths, strict=True)
             return [np.zeros((1, width or 0), stack.dtype) for stack, width in pairs]
         if dataset.isStreaming:
+            has_strings = any(stack.strings is not None for stack in selection.features)
+            remedy = "call transform with a DataFrame that has a row first" if has_strings else ""
             raise ValueError(
                 "the model's type of output is not known before the stream starts, because the widths of the feature "
-                "columns are not; set input_shapes, such as [[-1, 28]]"
+                f"columns are not; {remedy or 'set input_shapes, such as [[-1, 28]]'}"
             )
         row = _without_nulls(dataset, selection).select(*map(_numbers, _columns(selection))).head()
         return None if row is None else _first_row(row, selection)
@@ -158,6 +161,8 @@ class HorovodModel(Model, ModelParams, Persistent):
 
 def _width(stack: row_columns.Stack, shape: Shape | None) -> int | None:
     """How many numbers a row has, if that is known."""
+    if stack.strings is not None:
+        return None
     if shape is not None and all(size > 0 for size in shape[1:]):
         return int(np.prod(shape[1:]))
     return len(stack.columns) if all(each.kind is ColumnKind.SCALAR for each in stack.columns) else None
@@ -166,9 +171,15 @@ def _width(stack: row_columns.Stack, shape: Shape | None) -> int | None:
 def _first_row(row: Any, selection: Selection) -> list[npt.NDArray[Any]]:
     values = dict(zip(selection.names, row, strict=True))
     return [
-        np.concatenate([np.atleast_1d(np.asarray(values[each.name], each.dtype)) for each in stack.columns])[None, :]
+        np.concatenate([_elements(values[each.name], each, stack.strings) for each in stack.columns])[None, :]
         for stack in selection.features
     ]
+
+
+def _elements(value: Any, column: row_columns.Column, strings: type[str | bytes] | None) -> npt.NDArray[Any]:
+    if strings is not None:
+        return object_array([bytes(value) if strings is bytes else value])  # Spark may give a bytearray
+    return np.atleast_1d(np.asarray(value, column.dtype))
 
 
 def _columns(selection: Selection) -> list[row_columns.Column]:

@@ -30,6 +30,7 @@ from hvd_cluster.spark.rows.batches import Order, Shard, Source
 from hvd_cluster.spark.rows.columns import Column
 from hvd_cluster.spark.rows.conversion import Array, Converter
 from hvd_cluster.spark.rows.feed import Rows
+from hvd_cluster.spark.rows.strings import array_bytes
 from hvd_cluster.spark.rows.torch_data_loader import current_worker
 
 __all__ = ["ParquetRows", "ParquetShard", "check_validation", "prepare_data", "to_list"]
@@ -209,7 +210,7 @@ class _Waiting:
     def append(self, arrays: list[Array]) -> None:
         self._parts.append(arrays)
         self.rows += len(arrays[0])
-        self.bytes += sum(array.nbytes for array in arrays)
+        self.bytes += sum(map(array_bytes, arrays))
 
     def take(self, rows: int, generator: np.random.Generator | None) -> list[Array]:
         """The first ``rows``, mixed with the others where there is a ``generator``."""
@@ -257,7 +258,8 @@ def prepare_data(
     require_dataframe(df)
     check_validation(validation, df)
     marked = with_boolean_validation(df, validation)
-    rows_of(marked, list(label_columns), list(feature_columns), 1, validation, sample_weight_col=sample_weight_col)
+    features = [[name] for name in feature_columns]
+    rows_of(marked, list(label_columns), features, 1, validation, sample_weight_col=sample_weight_col)
     number = next(each for each in itertools.count() if not store.exists(store.get_train_data_path(each)))
     paths = store.get_train_data_path(number), store.get_val_data_path(number)
     names = [*feature_columns, *label_columns, *([sample_weight_col] if sample_weight_col else [])]

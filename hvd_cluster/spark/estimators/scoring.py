@@ -15,13 +15,17 @@ from pyspark import TaskContext
 from hvd_cluster.spark.estimators.outputs import OutputColumn, check_outputs
 from hvd_cluster.spark.rows.columns import Column, ColumnKind, Selection, Stack
 from hvd_cluster.spark.rows.conversion import Converter
+from hvd_cluster.spark.rows.strings import array_bytes
 
 __all__ = ["LoadPredict", "Predict", "Scoring"]
 
 Array = npt.NDArray[Any]
 
 Predict: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
-"""Inputs of shape (rows, elements), in the order of the feature columns -> outputs, whose first dimension is rows."""
+"""Inputs of shape (rows, elements), in the order of the feature columns -> outputs, whose first dimension is rows.
+
+Inputs of strings or binary data are arrays of objects, ``str`` or ``bytes``.
+"""
 LoadPredict: TypeAlias = Callable[[bytes, "int | None"], Predict]
 """The bytes of a model, and the number of the GPU for it (None: the CPU) -> the model, ready to predict."""
 
@@ -132,7 +136,7 @@ def is_packed(stack: Stack) -> bool:
 def predicted(predict: Predict, inputs: Sequence[Array], batch_size: int | None = None) -> list[Array]:
     """The outputs of all rows. ``predict`` gets at most ``batch_size`` at once, or those of 256 KiB, at least 32."""
     rows = len(inputs[0])
-    size = batch_size or max(LEAST_ROWS, INPUT_BYTES * rows // max(1, sum(array.nbytes for array in inputs)))
+    size = batch_size or max(LEAST_ROWS, INPUT_BYTES * rows // max(1, sum(map(array_bytes, inputs))))
     parts = [list(predict([array[first : first + size] for array in inputs])) for first in range(0, rows, max(1, size))]
     for number, part in enumerate(parts):
         _check_rows(part, min(size, rows - number * size))

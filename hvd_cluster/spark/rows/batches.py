@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from hvd_cluster.spark.rows.order import Indices, Window, growing, mixed, own_batches
 from hvd_cluster.spark.rows.row_stream import ALIGNMENT, Form, RowReader
+from hvd_cluster.spark.rows.strings import objects
 from hvd_cluster.spark.rows.torch_data_loader import EpochLog, LoaderWorker, RowBatch, current_worker, introduce
 
 Windows = Callable[[], Iterator[Sequence[Any]]]
@@ -26,7 +27,8 @@ def dataset(
     """A dataset of so many ``batches``; ``pack`` makes one of its tensors, which have the order of ``forms``.
 
     Each call of ``windows`` is an epoch of arrays, of ``batch_size`` rows or a multiple; only the last may have fewer.
-    TensorFlow takes their memory as it is, and cuts them without Python. ``widths`` are zero if there are no rows.
+    TensorFlow takes their memory as it is, and cuts them without Python. It gets strings a batch at a time, because
+    it copies them. ``widths`` are zero if there are no rows.
     """
     import tensorflow as tf
 
@@ -35,8 +37,11 @@ def dataset(
         for form, width in zip(forms, widths, strict=True)
     )
 
+    has_strings = any(form.strings is not None for form in forms)
+
     def arrays() -> Iterator[tuple[Any, ...]]:
-        return (tuple(map(np.ascontiguousarray, each)) for each in windows())
+        found = cut_windows(windows(), batch_size) if has_strings else windows()
+        return (tuple(map(np.ascontiguousarray, each)) for each in found)
 
     def cut(*arrays: Any) -> Any:
         firsts = tf.data.Dataset.range(0, tf.shape(arrays[0], tf.int64)[0], batch_size)
@@ -44,6 +49,11 @@ def dataset(
 
     found = tf.data.Dataset.from_generator(arrays, output_signature=specs).flat_map(cut)
     return found.apply(tf.data.experimental.assert_cardinality(batches)).with_options(_without_autotuning(tf))
+
+
+def cut_windows(windows: Iterator[Sequence[Any]], size: int) -> Iterator[Sequence[Any]]:
+    """The rows of each of the ``windows``, ``size`` at a time, as NumPy arrays."""
+    return (arrays for window in windows for arrays in zip(*(_cut_numpy(each, size) for each in window), strict=True))
 
 
 def _without_autotuning(tf: Any) -> Any:
@@ -86,6 +96,19 @@ class Source:
     def wait(self, rows: int | None = None) -> int:
         return self.stream.wait(self.split, rows)
 
+    def window(self, batch_size: int, rows: int) -> Window:
+        """The window for rows as large as the first ``rows`` are, or all of the same size."""
+        return Window.of(self.stream.row_bytes(self.split, rows), batch_size)
+
+    def digest(self, rows: int) -> int:
+        """A checksum of the first ``rows`` in their order."""
+        value = 0
+        for first in range(0, rows, DIGEST_ROWS):
+            for array in self.stream.view(self.split, first, min(first + DIGEST_ROWS, rows)):
+                for part in array.parts() if array.dtype == object else [array.reshape(-1).view(np.uint8).data]:
+                    value = zlib.crc32(part, value)
+        return value
+
 
 class Shard:
     """The rows of this rank, in batches ``(features, labels)``; each ``for`` loop over it is an epoch.
@@ -96,10 +119,11 @@ class Shard:
             ...
 
     Every batch has ``batch_size`` rows; the last one has the rest. ``features`` and ``labels`` are arrays of shape
-    (rows,) or (rows, columns), or tuples of such; see ``run_on_dataframe``. With a ``sample_weight_col`` a batch is
-    ``(features, labels, weights)``, the weights of shape (rows,). :meth:`torch` and :meth:`tensorflow` give
-    the same as tensors, :meth:`tf_data` as a dataset of TensorFlow. The caller owns a batch: later epochs do not see
-    changes to it.
+    (rows,) or (rows, columns), or tuples of such; see ``run_on_dataframe``. Strings and binary data are arrays of
+    objects, ``str`` or ``bytes``; torch has no such tensors, so :meth:`torch` gives lists of the same shape. With a
+    ``sample_weight_col`` a batch is ``(features, labels, weights)``, the weights of shape (rows,). :meth:`torch` and
+    :meth:`tensorflow` give the same as tensors, :meth:`tf_data` as a dataset of TensorFlow. The caller owns a batch:
+    later epochs do not see changes to it.
 
     The first epoch begins while Spark still produces rows, and takes them in the order of their arrival; it raises
     ExecutorError if Spark fails. Later epochs read the rows from the local disk or, usually, from the system's cache of
@@ -109,7 +133,7 @@ class Shard:
     order in which Spark gave the rows. Rows are mixed in windows of 16 MiB, or one batch where that is more: in the
     first epoch with their neighbours, in later ones with chunks of 1 MiB from anywhere. To begin early, the first epoch
     has a first window of 8 batches, and doubles the windows up to that size. Memory holds two windows at most, and the
-    windows of batches that the caller keeps.
+    windows of batches that the caller keeps. The size of strings counts by its mean, and memory has those of a batch.
 
     ``DataLoader(shard, num_workers=2)`` gives the same batches in the same order, as tensors. Its workers, forked or
     spawned, share the batches of an epoch. ``batch_size`` of ``run_on_dataframe`` says how many rows a batch has; leave
@@ -184,32 +208,42 @@ class Shard:
 
     def digest(self) -> int:
         """A checksum of all rows in their order. Waits for the last one."""
-        rows, value = self.rows, 0
-        for first in range(0, rows, DIGEST_ROWS):
-            for array in self._source.stream.view(self._source.split, first, min(first + DIGEST_ROWS, rows)):
-                value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
-        return value
+        return self._source.digest(self.rows)
 
     def rest(self, epoch: int, first: int) -> Iterator[tuple[Any, ...]]:
         """The batches of ``epoch`` from number ``first`` on. Waits for the last row."""
         return itertools.chain.from_iterable(map(self._batches_of, self._rest(epoch, first)))
 
-    def filler(self, widths: Sequence[int]) -> tuple[Any, ...]:
+    def filler(self, widths: Sequence[int], strings: Sequence[Array] = ()) -> tuple[Any, ...]:
         """A batch of the first rows, or of zeros of these ``widths`` if there are no rows.
 
-        It is a whole one, because batch norm needs more than one row.
+        It is a whole one, because batch norm needs more than one row. ``strings`` are those of :meth:`first_strings` of
+        another rank, which stand in each row instead of empty ones.
         """
         source, size = self._source, self.batch_size
-        rows = min(self.rows, size)
-        arrays = source.stream.view(source.split, 0, rows) if rows else source.stream.zeros(widths, size)
-        return next(self._batches_of(arrays))
+        rows, given = min(self.rows, size), iter(strings)
+        if rows:
+            return next(self._batches_of(source.stream.view(source.split, 0, rows)))
+        empty = source.stream.zeros(widths, size)
+        arrays = (np.repeat(next(given, each[:1]), size, axis=0) if each.dtype == object else each for each in empty)
+        return next(self._batches_of(list(arrays)))
+
+    @property
+    def has_strings(self) -> bool:
+        """Whether a batch has strings or binary data."""
+        return any(form.strings is not None for form in self._source.stream.forms)
+
+    def first_strings(self) -> list[Array]:
+        """Those of the first row: an array of objects for each array of them. There must be a row."""
+        arrays = self._source.stream.view(self._source.split, 0, 1)
+        return [objects(array) for array in arrays if array.dtype == object]
 
     def _rest(self, epoch: int, first: int) -> Iterator[list[Array]]:
         source, order = self._source, self._order
         rows, begin = source.wait(), first * order.batch_size
         if rows == 0:
             return
-        window = Window.of(source.stream.row_bytes(), order.batch_size)
+        window = source.window(order.batch_size, rows)
         if not order.shuffle:
             for start in range(begin, rows, window.rows):
                 yield source.stream.view(source.split, start, min(start + window.rows, rows))
@@ -256,12 +290,11 @@ class Shard:
         source, order = self._source, self._order
         if source.wait(1) == 0:
             return
-        window = Window.of(source.stream.row_bytes(), order.batch_size)
         if not order.shuffle:
-            yield from self._in_order(window, worker)
+            yield from self._in_order(source.window(order.batch_size, 0), worker)
             return
         generator = np.random.default_rng([order.seed, order.rank, epoch])
-        rows = mixed(generator, source.wait(), window) if epoch else self._as_they_come(generator, window)
+        rows = self._all_mixed(generator) if epoch else self._as_they_come(generator)
         for indices in own_batches(rows, order.batch_size, worker.number, worker.count):
             yield source.stream.take(source.split, indices)
 
@@ -274,27 +307,38 @@ class Shard:
             yield source.stream.view(source.split, first, first + count)
             first += count + others
 
-    def _as_they_come(self, generator: np.random.Generator, window: Window) -> Iterator[Indices]:
-        first = 0
-        for size in growing(window, self._order.batch_size):
-            count = min(self._source.wait(first + size) - first, size)
+    def _all_mixed(self, generator: np.random.Generator) -> Iterator[Indices]:
+        rows = self._source.wait()
+        return mixed(generator, rows, self._source.window(self._order.batch_size, rows))
+
+    def _as_they_come(self, generator: np.random.Generator) -> Iterator[Indices]:
+        source, batch_size, first = self._source, self._order.batch_size, 0
+        # By the size of the rows before the window, because the order must not depend on when rows have arrived.
+        for size in growing(lambda rows: source.window(batch_size, rows).rows, batch_size):
+            count = min(source.wait(first + size) - first, size)
             if count == 0:
                 return
             yield first + generator.permutation(count)
             first += count
+            if count < size:  # the last rows
+                return
 
 
 def _side(cuts: Sequence[Iterator[Any]], nested: bool) -> Iterator[Any]:
     return zip(*cuts, strict=True) if nested else cuts[0]
 
 
-def _cut_numpy(array: Array, size: int) -> Iterator[Array]:
+def _cut_numpy(array: Any, size: int) -> Iterator[Array]:
+    if array.dtype == object:
+        return (objects(array[first : first + size]) for first in range(0, len(array), size))
     return (array[first : first + size] for first in range(0, len(array), size))
 
 
 def _cut_torch(array: Array, size: int) -> Iterator[Any]:
     import torch
 
+    if array.dtype == object:
+        return (batch.tolist() for batch in _cut_numpy(array, size))
     # split() makes views at a fraction of what slices cost; in pieces, as there may be millions of batches of one row.
     pieces = torch.split(torch.from_numpy(array), size * BATCHES_AT_ONCE)
     return itertools.chain.from_iterable(torch.split(piece, size) for piece in pieces)
@@ -304,7 +348,7 @@ def _cut_tensorflow(array: Array, size: int) -> Iterator[Any]:
     import tensorflow
 
     # TensorFlow crashes on memory of another alignment.
-    if array.ctypes.data % ALIGNMENT or array[:size].nbytes % ALIGNMENT:
+    if array.dtype == object or array.ctypes.data % ALIGNMENT or array[:size].nbytes % ALIGNMENT:
         return map(tensorflow.convert_to_tensor, _cut_numpy(array, size))
     from_dlpack = tensorflow.experimental.dlpack.from_dlpack
     return (from_dlpack(batch.__dlpack__()) for batch in _cut_numpy(array, size))

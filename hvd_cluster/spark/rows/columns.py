@@ -30,12 +30,15 @@ INTEGERS = {"byte", "short", "integer", "long"}
 AS_A_NUMBER = "turn it into a number first, as with unix_timestamp() or datediff()"
 REMEDIES = {
     "string": "index it first, as with StringIndexer",
-    "binary": "decode it into an array of numbers first",
+    "binary": "decode it into numbers first, or index it as a string, as with StringIndexer",
     "date": AS_A_NUMBER,
     "timestamp": AS_A_NUMBER,
     "timestamp_ntz": AS_A_NUMBER,
 }
-ALLOWED = "columns can have numbers, booleans, decimals, arrays of these, or vectors of Spark ML"
+ALLOWED = (
+    "columns can have numbers, booleans, decimals, arrays of these, or vectors of Spark ML; those of features can have "
+    "strings or binary data"
+)
 
 
 class ColumnKind(Enum):
@@ -44,11 +47,17 @@ class ColumnKind(Enum):
     SCALAR = "scalar"
     ARRAY = "array"
     VECTOR = "vector"
+    STRING = "string"
+    BINARY = "binary"
+
+
+STRINGS: dict[ColumnKind, type[str | bytes]] = {ColumnKind.STRING: str, ColumnKind.BINARY: bytes}
+"""The kinds whose values have different lengths; in a batch they are objects of these types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A used column, and the dtype of its values or of their elements."""
+    """A used column, and the dtype of its values or of their elements: "object" for strings and binary data."""
 
     name: str
     kind: ColumnKind
@@ -69,8 +78,13 @@ class Stack:
 
     @property
     def flat(self) -> bool:
-        """Whether the array has one dimension: a scalar for each row."""
-        return self.single and self.columns[0].kind is ColumnKind.SCALAR
+        """Whether the array has one dimension: a scalar, a string or bytes for each row."""
+        return self.single and self.columns[0].kind not in (ColumnKind.ARRAY, ColumnKind.VECTOR)
+
+    @property
+    def strings(self) -> type[str | bytes] | None:
+        """The type of the objects in the array; None for numbers."""
+        return STRINGS.get(self.columns[0].kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +147,25 @@ def select(
         )
     features, features_nested = _lists(feature_cols, "feature_cols")
     _check_once([("sample_weight_col", weighted), ("feature_cols", features), ("label_cols", labels)], validation)
-    _check_count(len(features) + len(labels) + len(weighted))
-    return Selection(
+    selection = Selection(
         tuple(columns.stack(group, "feature_cols") for group in features),
         tuple(columns.stack(group, "label_cols") for group in labels),
         (features_nested, labels_nested),
         kept_apart,
         weights,
     )
+    _check_count(selection)
+    return selection
 
 
 def select_features(schema: Any, feature_cols: ColumnNames) -> Selection:
     """The columns of features alone, for rows that are only scored; otherwise as :func:`select`."""
     groups, nested = _lists(feature_cols, "feature_cols")
     _check_once([("feature_cols", groups)], None)
-    _check_count(len(groups))
     columns = _Columns(schema)
-    return Selection(tuple(columns.stack(group, "feature_cols") for group in groups), (), (nested, False), 0.0)
+    found = Selection(tuple(columns.stack(group, "feature_cols") for group in groups), (), (nested, False), 0.0)
+    _check_count(found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +184,9 @@ class _Columns:
         self._types = {field.name: field.dataType for field in schema.fields}
 
     def stack(self, group: _Group, argument: str) -> Stack:
-        return Stack(tuple(self._column(name, argument) for name in group.names), group.single)
+        stack = Stack(tuple(self._column(name, argument) for name in group.names), group.single)
+        _check_alike(stack, argument)
+        return stack
 
     def weights(self, name: object) -> Stack:
         if not isinstance(name, str):
@@ -220,11 +238,14 @@ class _Columns:
         spark_type = self._types[name]
         if type(spark_type).__name__ == "VectorUDT":
             return Column(name, ColumnKind.VECTOR, "float64")
-        is_array = spark_type.typeName() == "array"
+        type_name = spark_type.typeName()
+        if argument == "feature_cols" and type_name in ("string", "binary"):
+            return Column(name, ColumnKind(type_name), "object")
+        is_array = type_name == "array"
         element = spark_type.elementType if is_array else spark_type
         dtype = DTYPES.get(element.typeName())
         if dtype is None:
-            remedy = REMEDIES.get(spark_type.typeName(), ALLOWED)
+            remedy = REMEDIES.get(type_name, ALLOWED)
             raise ValueError(
                 f"{argument} has the column {name!r}, which is of type {spark_type.simpleString()}; {remedy}"
             )
@@ -238,6 +259,29 @@ class _Columns:
             )
         if count > 1:
             raise ValueError(f"{argument} names {name!r}, but the DataFrame has {count} columns of that name")
+
+
+def _check_alike(stack: Stack, argument: str) -> None:
+    """Raise ValueError where strings or binary data stand beside columns of another kind in one array."""
+    first = stack.columns[0]
+    other = next((each for each in stack.columns if STRINGS.get(each.kind) is not stack.strings), None)
+    if other is not None:
+        kinds = (STRINGS.get(first.kind), STRINGS.get(other.kind))
+        apart = [[each.name for each in stack.columns if STRINGS.get(each.kind) is kind] for kind in kinds]
+        raise ValueError(
+            f"{argument} has a list with both {first.name!r} ({_content(first)}) and {other.name!r} "
+            f"({_content(other)}), but the columns of a list share an array; give each kind a list of its own, as in "
+            f"{argument}={_shown_lists(apart)}"
+        )
+
+
+def _content(column: Column) -> str:
+    return {ColumnKind.STRING: "strings", ColumnKind.BINARY: "binary data"}.get(column.kind, "numbers")
+
+
+def _shown_lists(lists: Sequence[Sequence[str]]) -> str:
+    shown = (", ".join(map(repr, names[:2])) + (", ..." if len(names) > 2 else "") for names in lists)
+    return "[" + ", ".join(f"[{names}]" for names in shown) + "]"
 
 
 def _lists(value: ColumnNames, argument: str) -> tuple[tuple[_Group, ...], bool]:
@@ -271,7 +315,9 @@ def _check_once(named: Iterable[tuple[str, tuple[_Group, ...]]], validation: obj
             seen[name] = argument
 
 
-def _check_count(arrays: int) -> None:
+def _check_count(selection: Selection) -> None:
+    """Arrays of strings count twice, because they take twice as many files."""
+    arrays = sum(1 if stack.strings is None else 2 for stack in selection.stacks)
     if arrays > MOST_ARRAYS:
         raise ValueError(
             f"feature_cols and label_cols ask for {arrays} arrays, but a batch has at most {MOST_ARRAYS}; columns that "

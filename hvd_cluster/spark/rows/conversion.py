@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hvd_cluster.spark.rows.columns import Column, ColumnKind, Selection, Stack
+from hvd_cluster.spark.rows.columns import STRINGS, Column, ColumnKind, Selection, Stack
 
 Array = npt.NDArray[Any]
 
@@ -33,7 +33,8 @@ class Converter:
     def arrays(self, batch: pa.RecordBatch) -> list[Array]:
         """One array for each stack of the selection, of shape (rows,) where it is flat, or else (rows, width).
 
-        Raises ValueError for nulls, and for vectors and arrays of another size than that of the first row.
+        Strings and binary data are arrays of objects, ``str`` or ``bytes``. Raises ValueError for nulls, for vectors
+        and arrays of another size than that of the first row, and for strings that are not UTF-8.
         """
         self._batch = batch
         return [self._stack(stack, batch) for stack in self._selection.stacks]
@@ -61,9 +62,22 @@ class Converter:
         self._refuse_nulls(column.name, values, "")
         if column.kind is ColumnKind.SCALAR:
             return _numbers(values)
+        if column.kind in STRINGS:
+            return self._strings(column.name, values)
         return (
             self._array(column.name, values) if column.kind is ColumnKind.ARRAY else self._vector(column.name, values)
         )
+
+    def _strings(self, name: str, values: pa.Array) -> Array:
+        """Objects. Strings of Spark may have bytes that are no UTF-8, which raises ValueError."""
+        try:
+            return _numbers(values)
+        except (UnicodeDecodeError, pa.ArrowException) as error:
+            first = next((index for index, each in enumerate(values) if not _is_utf8(each)), 0)
+            raise ValueError(
+                f"column {name!r} has a string that is not UTF-8, first in the row {self._row(first)}; use the column "
+                "as binary data, as with cast('binary'), or repair it, as with make_valid_utf8()"
+            ) from error
 
     def _array(self, name: str, values: pa.ListArray) -> Array:
         offsets = values.offsets.to_numpy()
@@ -112,9 +126,21 @@ class Converter:
     def _row(self, index: int) -> str:
         """The values of a row of the batch, by which a person finds it; Spark moves rows, so positions do not help."""
         names = self._selection.names
-        values = [self._batch.column(position)[index].as_py() for position in range(min(len(names), SHOWN_COLUMNS))]
+        values = [_shown(self._batch.column(position)[index]) for position in range(min(len(names), SHOWN_COLUMNS))]
         shown = [f"{name}={_short(repr(value))}" for name, value in zip(names, values, strict=False)]
         return f"({', '.join(shown)}{', ...' if len(names) > len(shown) else ''})"
+
+
+def _shown(value: pa.Scalar) -> Any:
+    """The value as an object of Python; the bytes of a string that is not UTF-8."""
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return value.as_buffer().to_pybytes()
+
+
+def _is_utf8(value: pa.Scalar) -> bool:
+    return isinstance(_shown(value), str)
 
 
 def _short(text: str) -> str:

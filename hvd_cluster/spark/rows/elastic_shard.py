@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hvd_cluster.elastic.shard_progress import DataShard, ShardProgress
-from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.ops.objects import allgather_object, broadcast_object
 from hvd_cluster.spark.rows.batches import Shard
 
 
@@ -30,9 +30,10 @@ class ElasticShard(ShardProgress):
     the function that ``hvd.elastic.run`` decorates begins another one when they have changed. All ranks begin it
     together, and get equally many batches. A rank that has no rows left gets its first rows, or zeros, which count
     nothing: :meth:`weigh` scales the loss, so that each row of a step counts the same on all ranks. The loss of zeros
-    must be finite. Batches are those of :class:`Shard`, but for the order: it is random in the same way in each epoch,
-    and depends on ``seed``, epoch and partition, so that a successor goes on in it. Keep it in a ``TorchState``, also
-    in one without a model; another state can have :meth:`state_dict`.
+    must be finite; strings beside them are those of a row of another rank. Batches are those of :class:`Shard`, but
+    for the order: it is random in the same way in each epoch, and depends on ``seed``, epoch and partition, so that a
+    successor goes on in it. Keep it in a ``TorchState``, also in one without a model; another state can have
+    :meth:`state_dict`.
 
     A new worker waits for all of its rows before the function begins. Raises ExecutorError if Spark fails; ValueError
     if arrays have other sizes than on other ranks, or if there are no rows on any.
@@ -65,13 +66,14 @@ class ElasticShard(ShardProgress):
         return TensorBatches(self, self._shard.tensorflow())
 
     def _steps(self, shard: Shard) -> Iterator[tuple[Any, ...]]:
-        widths = agreed(allgather_object(shard.widths(), "portions.widths"))
+        by_rank = allgather_object(shard.widths(), "portions.widths")
+        widths, strings = agreed(by_rank), _strings_of_others(shard, by_rank)
         steps = self.meet()
         if steps:
             first, count = self.own
             yield from shard.rest(self.epoch, first) if count else ()
             for _ in range(steps - count):
-                yield shard.filler(widths)
+                yield shard.filler(widths, strings)
 
 
 class TensorBatches:
@@ -83,6 +85,14 @@ class TensorBatches:
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return self._place._steps(self._shard)
+
+
+def _strings_of_others(shard: Shard, widths: list[tuple[int, ...]]) -> Sequence[Any]:
+    """The strings of one row, where a rank has no rows: a function that decodes them could not read empty ones."""
+    has_rows = list(map(any, widths))
+    if not shard.has_strings or all(has_rows) or not any(has_rows):
+        return ()
+    return broadcast_object(shard.first_strings() if shard.rows else (), has_rows.index(True), "portions.strings")
 
 
 def agreed(widths: list[tuple[int, ...]]) -> tuple[int, ...]:

@@ -136,8 +136,7 @@ class Rows:
     @contextmanager
     def open(self, task: FeedingTask) -> Iterator[RowFeed]:
         """The feed of ``task``."""
-        selection = self.selection
-        with open_writer(task.folder, len(selection.stacks), 2 if selection.has_validation else 1) as writer:
+        with open_writer(task.folder, self._forms, self._splits) as writer:
             yield RowFeed(self, writer, task)
 
     def on_shard(self, fn: Callable[..., T]) -> Callable[..., T]:
@@ -165,12 +164,18 @@ class Rows:
     def shard(self, rank: int) -> Iterator[Shard]:
         """The rows of this worker, which is ``rank``; once in a process. ``rank`` is a part of the seed of orders."""
         selection, order = self.selection, Order(self.batch_size, self.shuffle, self.seed, rank)
-        forms = [Form(stack.dtype, stack.flat) for stack in selection.stacks]
-        splits = 2 if selection.has_validation else 1
-        with open_reader(forms, splits) as stream, open_epoch_log() as epochs:
+        with open_reader(self._forms, self._splits) as stream, open_epoch_log() as epochs:
             training, validation = (Source(stream, split, *selection.sides) for split in (0, 1))
-            kept_apart = Shard(validation, replace(order, shuffle=False), epochs, None) if splits == 2 else None
+            kept_apart = Shard(validation, replace(order, shuffle=False), epochs, None) if self._splits == 2 else None
             yield Shard(training, order, epochs, kept_apart)
+
+    @property
+    def _forms(self) -> list[Form]:
+        return [Form(stack.dtype, stack.flat, stack.strings) for stack in self.selection.stacks]
+
+    @property
+    def _splits(self) -> int:
+        return 2 if self.selection.has_validation else 1
 
 
 class RowFeed:

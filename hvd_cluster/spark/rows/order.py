@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +29,16 @@ class Window:
         return cls(batches * batch_size, max(1, CHUNK_BYTES // row_bytes))
 
 
-def growing(window: Window, batch_size: int) -> Iterator[int]:
-    """The rows of each window of an epoch that begins before all rows have come: few at first, then doubled."""
-    rows = FIRST_BATCHES * batch_size
+def growing(most: Callable[[int], int], batch_size: int) -> Iterator[int]:
+    """The rows of each window of an epoch that begins before all rows have come: few at first, then doubled.
+
+    ``most`` says how many rows a window may have that begins at a row.
+    """
+    first, rows = 0, FIRST_BATCHES * batch_size
     while True:
-        yield min(rows, window.rows)
+        rows = min(rows, most(first))
+        yield rows
+        first += rows
         rows *= 2
 
 

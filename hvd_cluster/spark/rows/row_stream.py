@@ -1,8 +1,9 @@
 """Rows on their way from a task of Spark to its worker: files without a name, and a pipe that shows the task's end.
 
 Each array of a batch has a file of its own, one row after the other. Rows for validation have files of their own, too.
-Any range of rows is one piece of memory once it is mapped. The files never had a name or lost it at once, so they
-vanish with the processes, even if these are killed.
+Any range of rows is one piece of memory once it is mapped. An array of strings has two files: places of values, which
+have one size in all rows, and the values. The files never had a name or lost it at once, so they vanish with the
+processes, even if these are killed.
 
 One more file is the log of the task's progress. The task appends a record each time it has written rows; a reader looks
 at the last whole record. No record is ever taken out, so any number of threads and processes may read the same stream:
@@ -13,6 +14,7 @@ that the task has ended.
 from __future__ import annotations
 
 import errno
+import itertools
 import mmap
 import os
 import select
@@ -28,12 +30,16 @@ import numpy as np
 import numpy.typing as npt
 
 from executors import ExecutorError
+from hvd_cluster.spark.rows.strings import PLACE, StringRows, Strings, encoded, without_rows
 from hvd_cluster.spark.rows.torch_data_loader import received, sent
 
 Array = npt.NDArray[Any]
 
 VARIABLE = "HVD_CLUSTER_SPARK_ROWS"
-"""The variable with the descriptors for the worker: of the pipe, of the log, and of the files of each part."""
+"""The variable with the descriptors for the worker: of the pipe, of the log, and of the files of each part.
+
+In a part, the file of each array comes first, then the file of the values of each array of strings.
+"""
 
 LONGEST_PAUSE_MS = 32
 ALIGNMENT = 64
@@ -42,10 +48,30 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An array of a batch: its dtype, and whether it has one dimension."""
+    """An array of a batch: its dtype, whether it has one dimension, and the type of its values if they are objects."""
 
     dtype: np.dtype[Any]
     flat: bool
+    strings: Strings | None = None
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """That of the file with one size for all rows."""
+        return self.dtype if self.strings is None else PLACE
+
+    def stored_width(self, width: int) -> int:
+        """The number of elements of a row in that file, for ``width`` elements in the array."""
+        return width if self.strings is None else width + 1
+
+
+def _numbered(forms: Sequence[Form]) -> list[int | None]:
+    """For each array the number of its file of values among all of them; None: it has none."""
+    numbers = itertools.count()
+    return [None if form.strings is None else next(numbers) for form in forms]
+
+
+def _files_of(forms: Sequence[Form]) -> int:
+    return len(forms) + sum(form.strings is not None for form in forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +109,32 @@ def _format(splits: int, arrays: int) -> str:
 class RowWriter:
     """The task's end. ``descriptors`` and ``environment`` are for the worker; ``rows`` counts the rows of each part."""
 
-    def __init__(self, folder: str, end: IO[bytes], log: IO[bytes], files: Sequence[Sequence[IO[bytes]]]) -> None:
+    def __init__(
+        self, folder: str, end: IO[bytes], log: IO[bytes], files: Sequence[Sequence[IO[bytes]]], forms: Sequence[Form]
+    ) -> None:
         self._folder = folder
         self._log = log
         self._files = files
+        self._value_files = _numbered(forms)
         self.rows = [0] * len(files)
-        self._widths = (0,) * len(files[0])
+        self._widths = (0,) * len(forms)
         self.descriptors = [file.fileno() for file in (end, log, *(file for split in files for file in split))]
         self.environment = {VARIABLE: " ".join(str(descriptor) for descriptor in self.descriptors)}
 
     def append(self, split: int, arrays: Sequence[Array]) -> None:
         """Add rows to a part; :meth:`announce` makes them known. Raises ExecutorError where the disk is full."""
-        for file, array in zip(self._files[split], arrays, strict=True):
-            self._write(file, array.reshape(-1).view(np.uint8).data)
+        files = self._files[split]
+        for file, number, array in zip(files[: len(arrays)], self._value_files, arrays, strict=True):
+            stored = array if number is None else self._write_values(files[len(arrays) + number], array)
+            self._write(file, stored.reshape(-1).view(np.uint8).data)
         self.rows[split] += len(arrays[0])
         self._widths = tuple(1 if array.ndim == 1 else array.shape[1] for array in arrays)
+
+    def _write_values(self, file: IO[bytes], array: Array) -> Array:
+        """The places of the values in ``file``."""
+        places, values = encoded(array, file.tell())
+        self._write(file, memoryview(values))
+        return places
 
     def announce(self) -> None:
         """Tell the worker how many rows are in the files. Raises ExecutorError where the disk is full."""
@@ -125,15 +162,17 @@ class RowWriter:
 
 
 @contextmanager
-def open_writer(folder: str, arrays: int, splits: int) -> Iterator[RowWriter]:
-    """A writer for ``splits`` parts of ``arrays`` arrays, with its files in ``folder``. Raises OSError."""
+def open_writer(folder: str, forms: Sequence[Form], splits: int) -> Iterator[RowWriter]:
+    """A writer for ``splits`` parts of arrays of these ``forms``, with its files in ``folder``. Raises OSError."""
+    count = _files_of(forms)
     with ExitStack() as stack:
         # The task keeps the writing end open until it ends, and writes nothing.
         end, _ = (stack.enter_context(open(*each, buffering=0)) for each in zip(os.pipe(), ("rb", "wb"), strict=True))
         log, *files = (
-            stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=folder)) for _ in range(1 + arrays * splits)
+            stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=folder)) for _ in range(1 + count * splits)
         )
-        yield RowWriter(folder, end, log, [files[split * arrays : (split + 1) * arrays] for split in range(splits)])
+        parts = [files[split * count : (split + 1) * count] for split in range(splits)]
+        yield RowWriter(folder, end, log, parts, forms)
 
 
 class RowReader:
@@ -145,7 +184,9 @@ class RowReader:
     def __init__(self, descriptors: Sequence[int], splits: int, forms: Sequence[Form]) -> None:
         self._descriptors = descriptors
         self._end, self._log, *files = descriptors
-        self._files = [files[split * len(forms) : (split + 1) * len(forms)] for split in range(splits)]
+        count = _files_of(forms)
+        self._files = [files[split * count : (split + 1) * count] for split in range(splits)]
+        self._value_files = _numbered(forms)
         self._forms = forms
         self._progress = StreamProgress((0,) * splits, False, (0,) * len(forms))
         self._widths = self._progress.widths  # of the first record that has them; they never change
@@ -197,23 +238,46 @@ class RowReader:
         return self._widths
 
     def zeros(self, widths: Sequence[int], rows: int) -> list[Array]:
-        """The arrays of ``rows`` rows of zeros, of these ``widths``."""
+        """The arrays of ``rows`` rows of zeros, or of empty values, of these ``widths``."""
         shapes = (((rows,) if form.flat else (rows, width)) for form, width in zip(self._forms, widths, strict=True))
-        return [np.zeros(shape, form.dtype) for shape, form in zip(shapes, self._forms, strict=True)]
+        return [
+            np.zeros(shape, form.dtype) if form.strings is None else without_rows(form.strings, shape)
+            for shape, form in zip(shapes, self._forms, strict=True)
+        ]
 
-    def row_bytes(self) -> int:
-        """The bytes of a row in all arrays; 0 until the first row has arrived."""
-        return sum(self._itemsize(index) for index in range(len(self._forms)))
+    def row_bytes(self, split: int = 0, rows: int = 0) -> int:
+        """The bytes of a row in all arrays; 0 until the first row has arrived.
 
-    def view(self, split: int, first: int, stop: int) -> list[Array]:
-        """The rows from ``first`` to ``stop``, without a copy. Writing to them changes no other view, and no file."""
-        return [self._map(split, index, first, stop, mmap.ACCESS_COPY) for index in range(len(self._forms))]
+        Strings count as the mean of the first ``rows`` of the part.
+        """
+        fixed = sum(self._itemsize(index) for index in range(len(self._forms)))
+        numbers = [index for index, number in enumerate(self._value_files) if number is not None] if rows else []
+        ends = (self._map(split, index, rows - 1, rows, mmap.ACCESS_READ)[0, -1] for index in numbers)
+        return fixed + (sum(map(int, ends)) // rows if numbers else 0)
 
-    def take(self, split: int, rows: npt.NDArray[np.int64]) -> list[Array]:
-        """A copy of these ``rows``, in their order."""
+    def view(self, split: int, first: int, stop: int) -> list[Any]:
+        """The rows from ``first`` to ``stop``, without a copy. Writing to them changes no other view, and no file.
+
+        Arrays, or for strings a :class:`.strings.StringRows`.
+        """
+        arrays = (self._map(split, index, first, stop, mmap.ACCESS_COPY) for index in range(len(self._forms)))
+        return [self._with_values(split, index, array) for index, array in enumerate(arrays)]
+
+    def take(self, split: int, rows: npt.NDArray[np.int64]) -> list[Any]:
+        """A copy of these ``rows``, in their order, as those of :meth:`view`; the values of strings are not copied."""
         stop = int(rows.max()) + 1
         arrays = [self._map(split, index, 0, stop, mmap.ACCESS_READ) for index in range(len(self._forms))]
-        return [_take(array, rows) for array in arrays]
+        return [self._with_values(split, index, _take(array, rows)) for index, array in enumerate(arrays)]
+
+    def _with_values(self, split: int, index: int, array: Array) -> Any:
+        """``array`` itself or, if it has the places of strings, the strings."""
+        form, number = self._forms[index], self._value_files[index]
+        if form.strings is None or number is None:
+            return array
+        end = int(array[:, -1].max())
+        # A file without a byte cannot be mapped.
+        file = self._files[split][len(self._forms) + number]
+        return StringRows(array, mmap.mmap(file, end, access=mmap.ACCESS_READ) if end else b"", form.strings, form.flat)
 
     def _map(self, split: int, index: int, first: int, stop: int, access: int) -> Array:
         """Mapped for as long as the array, or a view of it, lives."""
@@ -225,11 +289,13 @@ class RowReader:
             access=access,
             offset=first * size - offset,
         )
-        array: Array = np.frombuffer(mapped, form.dtype, offset=offset)
-        return array if form.flat else array.reshape(-1, self._widths[index])
+        array: Array = np.frombuffer(mapped, form.stored_dtype, offset=offset)
+        is_flat = form.flat and form.strings is None
+        return array if is_flat else array.reshape(-1, form.stored_width(self._widths[index]))
 
     def _itemsize(self, index: int) -> int:
-        return self._widths[index] * self._forms[index].dtype.itemsize
+        form, width = self._forms[index], self._widths[index]
+        return form.stored_width(width) * form.stored_dtype.itemsize if width else 0
 
 
 def _pauses() -> Iterator[int]:

@@ -60,7 +60,18 @@ def _collate(batches: list[RowBatch], *, collate_fn_map: Any = None) -> Any:
 
 
 def _converted(arrays: Iterable[Any]) -> list[Any]:
-    return list(map(sys.modules["torch.utils.data"].default_convert, arrays))
+    return [_as_torch(array) for array in arrays]
+
+
+def _as_torch(value: Any) -> Any:
+    """Tensors for an array, or for a tuple of arrays; lists for strings, which may be lists already."""
+    if isinstance(value, list):
+        return value
+    if isinstance(value, tuple):
+        return [_as_torch(each) for each in value]
+    if getattr(getattr(value, "dtype", None), "hasobject", False):
+        return value.tolist()
+    return sys.modules["torch.utils.data"].default_convert(value)
 
 
 def sent(descriptors: Sequence[int]) -> list[Any]:

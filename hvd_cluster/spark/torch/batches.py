@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -22,8 +22,9 @@ Shapes = Sequence[Sequence[int]]
 class BatchLayout:
     """Which tensors of a batch are inputs and labels, and their shapes.
 
-    A tensor comes as a matrix of shape (rows, elements). ``input_shapes`` has a shape for each input, with -1 for the
-    rows; ``label_shapes`` one for each label, without them.
+    A tensor comes as a matrix of shape (rows, elements). Strings and binary data come to the ``transformation`` as a
+    list with a value for each row, or with a list of values where a feature has several columns. ``input_shapes`` has
+    a shape for each input, with -1 for the rows; ``label_shapes`` one for each label, without them.
     """
 
     features: Names
@@ -56,13 +57,29 @@ class BatchLayout:
         shaped = self._shaped(inputs, self.input_shapes, "input_shapes", self.features, 1)
         return shaped, self._shaped(labels, self.label_shapes, "label_shapes", self.labels, 0), named
 
-    def inputs(self, matrices: Sequence[torch.Tensor], device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-        """The inputs of rows that are only scored, as those of :meth:`tensors`. Raises ValueError."""
-        floats = [matrix.to(dtype) for matrix in matrices]
-        return [each.to(device) for each in self._shaped(floats, self.input_shapes, "input_shapes", self.features, 1)]
+    def inputs(self, values: Sequence[Any], device: torch.device, dtype: torch.dtype) -> list[Any]:
+        """The inputs of rows that are only scored, as those of :meth:`tensors`. Raises ValueError.
+
+        ``values`` are tensors or lists; lists of strings come through where there is no ``transformation``. It gets the
+        features alone.
+        """
+        keys = list(map(key_of, self.features))
+        given = dict(zip(keys, map(_in_rows, self.features, values), strict=True))
+        try:
+            named = replace(self, labels=[], weight=None)._transformed(given)
+        except KeyError as error:
+            if error.args[:1] in [(key_of(label),) for label in self.labels]:
+                raise ValueError(
+                    f"transformation_fn has asked for {error.args[0]!r}, but transform gives it the features alone: "
+                    f"{keys}; let it look whether the label is there, or set another one with setTransformationFn"
+                ) from error
+            raise
+        inputs = [_as_input(named[key], named[key] is given[key], dtype) for key in keys]
+        shaped = self._shaped(inputs, self.input_shapes, "input_shapes", self.features, 1)
+        return [each.to(device) if isinstance(each, torch.Tensor) else each for each in shaped]
 
     def _named(self, batch: Sequence[Any]) -> dict[Any, torch.Tensor]:
-        named = dict(zip(map(key_of, self.features), batch[0], strict=True))
+        named = dict(zip(map(key_of, self.features), map(_in_rows, self.features, batch[0]), strict=True))
         named.update(zip(map(key_of, self.labels), batch[1], strict=True))
         return named | {self.weight: batch[2]} if self.weight else named
 
@@ -82,15 +99,16 @@ class BatchLayout:
         return named
 
     @staticmethod
-    def _shaped(
-        tensors: list[torch.Tensor], shapes: Shapes | None, name: str, columns: Names, first: int
-    ) -> list[torch.Tensor]:
-        """Each tensor in its shape; the number of rows stands for the dimensions before ``first``."""
+    def _shaped(tensors: list[Any], shapes: Shapes | None, name: str, columns: Names, first: int) -> list[Any]:
+        """Each tensor in its shape; the number of rows stands for the dimensions before ``first``. Lists stay."""
         if shapes is None:
             return tensors
         found = []
         for tensor, shape, column in zip(tensors, shapes, columns, strict=True):
             own = list(shape[first:])
+            if not isinstance(tensor, torch.Tensor):
+                found.append(tensor)
+                continue
             try:
                 found.append(tensor.reshape([len(tensor), *own]))
             except RuntimeError as error:
@@ -101,7 +119,14 @@ class BatchLayout:
         return found
 
 
-def _as_input(tensor: torch.Tensor, untouched: bool, dtype: torch.dtype) -> torch.Tensor:
+def _in_rows(group: str | list[str], values: Any) -> Any:
+    """Lists of strings have a list for each row; where a feature is one column, its value stands for the row."""
+    return [row[0] for row in values] if isinstance(values, list) and isinstance(group, str) else values
+
+
+def _as_input(tensor: Any, untouched: bool, dtype: torch.dtype) -> Any:
+    if isinstance(tensor, list):
+        return tensor
     return tensor.to(dtype) if untouched or tensor.is_floating_point() else tensor
 
 

@@ -9,7 +9,7 @@ import torch
 
 from collectives import override
 from hvd_cluster.spark.estimators.checkpoints import RunFolder
-from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes
+from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes, check_strings, has_strings
 from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
 from hvd_cluster.spark.estimators.params import EstimatorParameter, called, listed, shapes, whole, with_parameters
 from hvd_cluster.spark.rows.columns import Stack
@@ -79,6 +79,7 @@ class TorchEstimator(HorovodEstimator):
 
     @override
     def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
+        check_strings(stacks, settings)
         check_input_shapes(settings["input_shapes"], stacks)
 
     @override
@@ -113,6 +114,7 @@ class TorchEstimator(HorovodEstimator):
             _metadata=plan.metadata,
             loss=settings["loss"],
             loss_constructors=settings["loss_constructors"],
+            transformation_fn=settings["transformation_fn"] if has_strings(plan.columns, plan.metadata) else None,
         )
 
 

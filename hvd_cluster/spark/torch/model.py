@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy.typing as npt
@@ -42,6 +42,8 @@ class TorchModel(HorovodModel):
         run_id: the name of the run.
         _metadata: the type of each column of the fit, as Spark writes it, by name.
         loss, loss_constructors: as the estimator had them.
+        transformation_fn: a function that changes the inputs in ``transform``, as that of the estimator does it, but
+            gets a dictionary of the features alone; without one the model gets lists of strings or bytes.
     """
 
     TRAINED: ClassVar[frozenset[str]] = HorovodModel.TRAINED | {
@@ -49,6 +51,7 @@ class TorchModel(HorovodModel):
         "optimizer",
         "loss",
         "loss_constructors",
+        "transformation_fn",
     }
 
     BLOB_FORMATS: ClassVar[Mapping[str, BlobFormat]] = TORCH_BLOBS
@@ -57,6 +60,7 @@ class TorchModel(HorovodModel):
     optimizer = model_param("optimizer", "the optimizer")
     loss = model_param("loss", "the loss, or a list with one for each label")
     loss_constructors = model_param("loss_constructors", "functions that make the losses")
+    transformation_fn = model_param("transformation_fn", "a function that changes the inputs in transform")
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class TorchModel(HorovodModel):
         _metadata: dict[str, str] | None = None,
         loss: Any = None,
         loss_constructors: Any = None,
+        transformation_fn: Callable[[dict[Any, Any]], Mapping[Any, Any]] | None = None,
     ) -> None:
         super().__init__(
             history=history,
@@ -83,6 +88,7 @@ class TorchModel(HorovodModel):
             _metadata=_metadata,
             loss=loss,
             loss_constructors=loss_constructors,
+            transformation_fn=transformation_fn,
         )
 
     def getInputShapes(self) -> Sequence[Shape] | None:
@@ -120,6 +126,15 @@ class TorchModel(HorovodModel):
         """Set ``loss_constructors``."""
         return self._replace(self.loss_constructors, value)
 
+    def getTransformationFn(self) -> Callable[[dict[Any, Any]], Mapping[Any, Any]] | None:
+        """The function that changes the inputs in ``transform``."""
+        function: Callable[[dict[Any, Any]], Mapping[Any, Any]] | None = self._value(self.transformation_fn)
+        return function
+
+    def setTransformationFn(self: T, value: Callable[[dict[Any, Any]], Mapping[Any, Any]] | None) -> T:
+        """Set ``transformation_fn``."""
+        return self._replace(self.transformation_fn, value)
+
     @override
     def _input_shapes(self) -> Sequence[Shape] | None:
         shapes: Sequence[Shape] | None = self._value(self.input_shapes)
@@ -127,7 +142,8 @@ class TorchModel(HorovodModel):
 
     @override
     def _payload(self) -> bytes:
-        layout = BatchLayout(self.getFeatureColumns(), self.getLabelColumns(), None, self._input_shapes())
+        columns = self.getFeatureColumns(), self.getLabelColumns()
+        layout = BatchLayout(*columns, None, self._input_shapes(), transformation=self.getTransformationFn())
         return packed((self.getModel(), layout))
 
     @staticmethod
@@ -176,9 +192,15 @@ class _TorchPredict:
 
     @torch.inference_mode()
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
-        matrices = [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in inputs]
-        outputs = self._model(*self._layout.inputs(matrices, self._device, self._dtype))
+        outputs = self._model(*self._layout.inputs(list(map(_as_torch, inputs)), self._device, self._dtype))
         return [_array(output) for output in (outputs if isinstance(outputs, list | tuple) else [outputs])]
+
+
+def _as_torch(array: Array) -> Any:
+    """A tensor, or lists of strings."""
+    if array.dtype == object:
+        return array.tolist()
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _array(output: Any) -> Array:

@@ -17,7 +17,7 @@ WIDTH = 3
 
 @contextmanager
 def row_stream(folder, monkeypatch, splits=1):
-    with open_writer(str(folder), len(FORMS), splits) as writer:
+    with open_writer(str(folder), FORMS, splits) as writer:
         copies = [os.dup(descriptor) for descriptor in writer.descriptors]
         monkeypatch.setenv(VARIABLE, " ".join(str(copy) for copy in copies))
         with open_reader(FORMS, splits) as reader:
@@ -136,7 +136,7 @@ def test_no_rows(tmp_path, monkeypatch):
 
 
 def test_the_end_of_the_task_ends_the_wait(tmp_path, monkeypatch):
-    with open_writer(str(tmp_path), len(FORMS), 1) as writer:
+    with open_writer(str(tmp_path), FORMS, 1) as writer:
         copies = [os.dup(descriptor) for descriptor in writer.descriptors]
         writer.append(0, rows(0, 10))
         writer.announce()
@@ -150,7 +150,7 @@ def test_the_end_of_the_task_ends_the_wait(tmp_path, monkeypatch):
 
 
 def test_descriptors_are_not_passed_on(tmp_path, monkeypatch):
-    with open_writer(str(tmp_path), len(FORMS), 1) as writer:
+    with open_writer(str(tmp_path), FORMS, 1) as writer:
         copies = [os.dup(descriptor) for descriptor in writer.descriptors]
         for copy in copies:
             os.set_inheritable(copy, True)
@@ -162,7 +162,7 @@ def test_descriptors_are_not_passed_on(tmp_path, monkeypatch):
 def test_a_full_disk(tmp_path):
     text = rf"do not fit {tmp_path}, which has \d+ MiB left; set spark.local.dir to a folder with more space"
     with open(os.devnull, "rb") as end, open(os.devnull, "wb", buffering=0) as log, open("/dev/full", "wb", 0) as full:
-        writer = RowWriter(str(tmp_path), end, log, [[full, full]])
+        writer = RowWriter(str(tmp_path), end, log, [[full, full]], FORMS)
         with pytest.raises(ExecutorError, match=text):
             writer.append(0, rows(0, 10))
 

@@ -70,6 +70,9 @@ def chosen(feature_cols, label_cols="long", validation=None, sample_weight_col=N
         (["vector"], "float64", False),
         (["float", "floats"], "float32", False),
         (("floats", "vector"), "float64", False),
+        ("string", "object", True),
+        (["string"], "object", False),
+        ("binary", "object", True),
     ],
 )
 def test_columns_make_one_array_of_their_common_dtype(names, dtype, flat):
@@ -110,8 +113,10 @@ def test_names_that_differ_in_case_only():
 
 
 def test_kinds():
-    columns = [column for stack in chosen([["float"], ["floats"], ["vector"]]).features for column in stack.columns]
-    assert [column.kind for column in columns] == [ColumnKind.SCALAR, ColumnKind.ARRAY, ColumnKind.VECTOR]
+    names = [["float"], ["floats"], ["vector"], ["string"], ["binary"]]
+    stacks = chosen(names).features
+    assert [column.kind for stack in stacks for column in stack.columns] == list(ColumnKind)
+    assert [stack.strings for stack in stacks] == [None, None, None, str, bytes]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +148,18 @@ def test_validation(validation, has_validation):
         (({"float": 1},), r"feature_cols is \{'float': 1\}, but must be"),
         ((["float"], None), r"label_cols is None, but must be"),
         ((["float"], ()), r"label_cols is \(\), but must be"),
-        ((["string"],), r"feature_cols has the column 'string', which is of type string; index it first"),
-        ((["binary"],), r"'binary', which is of type binary; decode it"),
+        (
+            (["float", "string", "long"], "int"),
+            r"a list with both 'float' \(numbers\) and 'string' \(strings\), .* each kind a list of its own, as "
+            r"in feature_cols=\[\['float', 'long'\], \['string'\]\]",
+        ),
+        (
+            (["binary", "string"],),
+            r"'binary' \(binary data\) and 'string' \(strings\), but the columns of a list share",
+        ),
+        (([["float"], ["string", "floats"]],), r"both 'string' \(strings\) and 'floats' \(numbers\)"),
+        ((["float"], "binary"), r"label_cols has the column 'binary', which is of type binary; decode it into numbers"),
+        ((["float"], "long", "string"), r"validation names 'string', a column of type string; it must be boolean"),
         ((["date"],), r"'date', which is of type date; turn it into a number"),
         ((["timestamp"],), r"'timestamp', which is of type timestamp; turn it into a number"),
         ((["map"],), r"'map', which is of type map<string,bigint>; columns can have numbers"),
@@ -176,6 +191,10 @@ def test_only_so_many_arrays():
     assert len(select(schema, names[1:], "c0", None).stacks) == 2
     with pytest.raises(ValueError, match="ask for 257 arrays, but a batch has at most 256"):
         select(StructType([*schema, StructField("x", LongType())]), [[name] for name in names], "x", None)
+    texts = StructType([*(StructField(name, StringType()) for name in names[:128]), StructField("x", LongType())])
+    assert len(select(texts, [[name] for name in names[:127]], "x", None).stacks) == 128
+    with pytest.raises(ValueError, match="ask for 257 arrays"):  # those of strings have twice as many files
+        select(texts, [[name] for name in names[:128]], "x", None)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +238,8 @@ def test_weights_are_no_features():
     [
         ("floats", "must have one number for each row"),
         ("absent", "sample_weight_col names 'absent', which the DataFrame does not have"),
-        ("string", "sample_weight_col has the column 'string'"),
+        ("string", "sample_weight_col has the column 'string', which is of type string; index it first"),
+        ("binary", "sample_weight_col has the column 'binary', which is of type binary"),
         ("float", "feature_cols names 'float', which sample_weight_col names, too"),
         (["double"], r"sample_weight_col is \['double'\], but must be the name of a column"),
     ],

@@ -110,10 +110,42 @@ def test_a_slice_of_a_batch():
     np.testing.assert_array_equal(flags, [False, True])
 
 
+def string(name):
+    return Column(name, ColumnKind.STRING, "object")
+
+
+@pytest.mark.parametrize("arrow_type", [pa.string(), pa.large_string(), pa.string_view()])
+def test_strings(arrow_type):
+    values = ["", "plain", "z\u00fcrich \U0001f600", "zero\0 at the end\0"]
+    array = convert([string("a")], a=pa.array(values, arrow_type))
+    assert (array.dtype, array.shape, array.tolist()) == (object, (4,), values)
+    array = convert([string("b"), string("a")], a=pa.array(values, arrow_type), b=pa.array(values[::-1], arrow_type))
+    assert array.tolist() == [list(pair) for pair in zip(values[::-1], values, strict=True)]
+
+
+@pytest.mark.parametrize("arrow_type", [pa.binary(), pa.large_binary()])
+def test_binary_data(arrow_type):
+    values = [b"", b"\x89PNG\0\xff\0", b"\0"]
+    array = convert([Column("a", ColumnKind.BINARY, "object")], a=pa.array(values, arrow_type))
+    assert (array.dtype, array.tolist()) == (object, values)
+    assert {type(value) for value in array} == {bytes}
+
+
+def test_strings_that_are_not_utf8_are_refused():
+    """Spark casts any binary data to strings."""
+    found = pa.array([b"fine", b"\xff\xfe", b"\xfd"], pa.binary())
+    broken = pa.Array.from_buffers(pa.string(), 3, found.buffers())
+    text = r"column 'a' has a string that is not UTF-8, first in the row \(a=b'\\xff\\xfe', id=2\); .* cast\('binary'\)"
+    with pytest.raises(ValueError, match=text):
+        converter([string("a")], [scalar("id", "int64")]).arrays(pa.record_batch({"a": broken, "id": [1, 2, 3]}))
+
+
 KINDS = {
     "scalar": ([1.0, None, None], pa.float64()),
     "array": ([[1.0], None, None], pa.list_(pa.float64())),
     "vector": ([dense(1.0), None, None], VECTOR),
+    "string": (["a", None, None], pa.string()),
+    "binary": ([b"a", None, None], pa.binary()),
 }
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import ArrayType, FloatType, LongType
 from row_feeds import batch, rows_of, shard_of
 
-from hvd_cluster.spark.rows import order
+from hvd_cluster.spark.rows import elastic_shard, order
 from hvd_cluster.spark.rows.elastic_shard import agreed
 
 SCHEMA = {"x": FloatType(), "id": LongType()}
@@ -80,3 +80,37 @@ def test_widths_of_all_ranks():
     text = r"\(2, 1\) elements a row on rank 1, but \(3, 1\) on rank 2; all rows must have the same number"
     with pytest.raises(ValueError, match=text):
         agreed([(), (2, 1), (3, 1)])
+
+
+class Row:
+    """A rank with one row, or without."""
+
+    def __init__(self, strings, rows=1):
+        self.has_strings, self.rows, self._strings = bool(strings), rows, strings
+
+    def first_strings(self):
+        return self._strings
+
+
+@pytest.mark.parametrize(
+    ("widths", "has_strings", "root"),
+    [
+        ([(), (2, 1), ()], True, 1),
+        ([(2, 1), ()], True, 0),
+        ([(2, 1), (2, 1)], True, None),  # nobody needs them
+        ([(), ()], True, None),  # nobody has them
+        ([(), (2, 1)], False, None),
+    ],
+)
+def test_a_rank_without_rows_gets_the_strings_of_another(monkeypatch, widths, has_strings, root):
+    """All ranks take part in the broadcast, or none."""
+    calls = []
+
+    def broadcast(strings, rank, name):
+        calls.append((strings, rank))
+        return ["sent"]
+
+    monkeypatch.setattr(elastic_shard, "broadcast_object", broadcast)
+    found = [elastic_shard._strings_of_others(Row(["own"] * has_strings, len(each)), widths) for each in widths]
+    assert found == [()] * len(widths) if root is None else [["sent"]] * len(widths)
+    assert calls == ([] if root is None else [(["own"] if each else (), root) for each in widths])

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     ByteType,
     DoubleType,
@@ -12,6 +13,7 @@ from pyspark.sql.types import (
     IntegerType,
     LongType,
     ShortType,
+    StringType,
 )
 from row_feeds import batch, rows_of, shard_of
 
@@ -27,6 +29,7 @@ TYPES = {
     "float32": FloatType(),
     "float64": DoubleType(),
 }
+STRINGS = {"text": StringType(), "image": BinaryType(), "id": LongType()}
 BATCH_SIZES = [1, 4, 32, 64]
 
 
@@ -141,6 +144,43 @@ def test_a_dataset_in_a_graph(tf, tmp_path):
             return result
 
         assert [int(total()) for _ in range(2)] == [sum(range(50))] * 2
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_strings(tf, tmp_path, shuffle):
+    rows = rows_of(STRINGS, "id", [["text"], "image"], batch_size=4, shuffle=shuffle)
+    texts, images = [f"z\u00fcrich {row}" * row for row in range(9)], [bytes([0, row, 0]) for row in range(9)]
+    with shard_of(rows, tmp_path, [batch(text=texts, image=images, id=np.arange(9))]) as shard:
+        dataset = shard.tf_data()
+        specs = tf.TensorSpec([None, 1], tf.string), tf.TensorSpec([None], tf.string)
+        assert dataset.element_spec == (specs, tf.TensorSpec([None], tf.int64))
+        for source in (dataset, shard.tensorflow()):
+            found = [(*features, labels) for features, labels in source]
+            columns = [np.concatenate([each.numpy() for each in column]) for column in zip(*found, strict=True)]
+            ids = columns[2].tolist()
+            assert sorted(ids) == list(range(9))
+            assert columns[0].tolist() == [[texts[row].encode()] for row in ids]
+            assert columns[1].tolist() == [images[row] for row in ids]
+    with shard_of(rows, tmp_path, []) as shard:
+        assert list(shard.tf_data()) == []
+        assert shard.tf_data().element_spec[0][1] == tf.TensorSpec([None], tf.string)
+
+
+@pytest.mark.leaves("threads")  # of Keras
+def test_keras_trains_on_strings(tf, tmp_path):
+    """A layer inside of the model makes words of them."""
+    keras = pytest.importorskip("keras")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("other backends have no strings")
+    texts = ["good word", "bad word"] * 50
+    rows = rows_of({"text": StringType(), "y": FloatType()}, "y", ["text"], batch_size=16, shuffle=True)
+    with shard_of(rows, tmp_path, [batch(text=texts, y=np.float32([1, 0] * 50))]) as shard:
+        words = keras.layers.TextVectorization(output_sequence_length=2, vocabulary=["good", "bad", "word"])
+        layers = [words, keras.layers.Embedding(5, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((1,), dtype="string"), *layers])
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        history = model.fit(shard.tf_data(), epochs=10, shuffle=False, verbose=0).history
+    assert history["loss"][-1] < 0.1 * history["loss"][0]
 
 
 @pytest.mark.leaves("threads")  # of Keras

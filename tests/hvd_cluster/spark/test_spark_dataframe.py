@@ -67,6 +67,34 @@ def test_vectors_dense_and_sparse(spark):
     assert sorted(results[0] + results[1]) == [(0, [1, 0, 2]), (1, [0, 5, 0]), (2, [0, 0, 0])]
 
 
+def test_strings_and_binary_data(spark):
+    def check(shard):
+        import hashlib
+
+        found = []
+        for _ in range(2):
+            found.append([])
+            for (texts, data), labels in shard:
+                rows = labels.tolist()
+                assert texts.tolist() == [["z\u00fcrich" * (row % 3), f"{row}"] for row in rows]
+                assert data.tolist() == [hashlib.md5(b"%d" % row).digest() * (row % 5) for row in rows]
+                found[-1] += rows
+        return found
+
+    number = F.col("id").cast("string")
+    df = spark.range(0, 1000, 1, 2).filter("id < 500")  # the other partition is empty
+    df = df.select(
+        F.repeat(F.lit("z\u00fcrich"), (F.col("id") % 3).cast("int")).alias("text"),
+        number.alias("number"),
+        F.unhex(F.repeat(F.md5(number.cast("binary")), (F.col("id") % 5).cast("int"))).alias("data"),
+        "id",
+    )
+    features = [["text", "number"], "data"]
+    results = run_on_dataframe(check, df, num_proc=2, feature_cols=features, label_cols="id", batch_size=32)
+    assert [both(results, epoch) for epoch in range(2)] == [list(range(500))] * 2
+    assert results[1] == [[], []]
+
+
 def train(shard):
     """Some steps on batches of different numbers; the steps of this rank, and what all agree about in the end."""
     import torch
@@ -165,8 +193,8 @@ def test_an_error_of_the_function_comes_through(spark):
 
 def test_refused_before_anything_starts(spark):
     df = spark.range(10).withColumn("name", F.lit("a"))
-    with pytest.raises(ValueError, match="feature_cols has the column 'name', which is of type string"):
-        run_on_dataframe(ids, df, label_cols="id")
+    with pytest.raises(ValueError, match="label_cols has the column 'name', which is of type string; index it first"):
+        run_on_dataframe(ids, df, label_cols="name")
     with pytest.raises(ValueError, match="label_cols names 'y'"):
         run(ids, df=df.drop("name").withColumn("x", F.col("id")), label_cols="y")
     with pytest.raises(TypeError, match=r"run\(\) got label_cols, but no df"):

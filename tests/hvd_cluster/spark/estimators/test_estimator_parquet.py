@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
-from pyspark.sql.types import ArrayType, BooleanType, FloatType, LongType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    FloatType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from hvd_cluster.spark.estimators.parquet import ParquetRows, Piece, check_validation, share, to_list
 from hvd_cluster.spark.estimators.store import Store
@@ -102,6 +111,28 @@ def test_tensors(shards):
     torch = pytest.importorskip("torch")
     (x,), (y,) = next(iter(shards(1)[0].batched(9).torch()))
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((9, 2), torch.float32, (9, 1), torch.int64)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_strings(tmp_path, monkeypatch, shuffle):
+    """Windows count their length."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(order, "WINDOW_BYTES", 500)
+    texts, ids = [f"z\u00fcrich {row}" for row in range(60)], np.arange(60)
+    (tmp_path / "rows").mkdir()
+    parquet.write_table(
+        pa.table({"text": texts, "image": [bytes([row]) for row in ids], "y": ids}), tmp_path / "rows/a"
+    )
+    fields = [StructField("text", StringType()), StructField("image", BinaryType()), StructField("y", LongType())]
+    rows = Rows.of(StructType(fields), [["y"]], [["text"], ["image"]], 8, shuffle=shuffle)
+    shard = ParquetRows(Store.create(tmp_path), str(tmp_path / "rows"), rows).shard(0, 1)
+    found = []
+    for (some, images), (labels,) in shard.torch():
+        found += labels[:, 0].tolist()
+        assert some == [[texts[row]] for row in found[-len(some) :]]
+        assert images == [[bytes([row])] for row in found[-len(some) :]]
+    assert sorted(found) == ids.tolist()
+    assert (found == ids.tolist()) is not shuffle
 
 
 @pytest.mark.parametrize("validation", [None, 0, 0.5, "kept"])

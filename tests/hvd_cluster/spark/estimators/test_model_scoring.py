@@ -3,7 +3,16 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import ArrayType, DoubleType, FloatType, LongType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DoubleType,
+    FloatType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from hvd_cluster.spark.estimators import scoring
 from hvd_cluster.spark.estimators.outputs import OutputColumn
@@ -12,7 +21,13 @@ from hvd_cluster.spark.estimators.shipping import InlineSource
 from hvd_cluster.spark.rows.columns import select_features
 
 SCHEMA = StructType(
-    [StructField("a", DoubleType()), StructField("b", LongType()), StructField("r", ArrayType(FloatType()))]
+    [
+        StructField("a", DoubleType()),
+        StructField("b", LongType()),
+        StructField("r", ArrayType(FloatType())),
+        StructField("text", StringType()),
+        StructField("image", BinaryType()),
+    ]
 )
 loads = []
 
@@ -76,6 +91,30 @@ def test_nulls_are_refused_or_kept():
     inside = columns((1.0, 1, [None]))
     with pytest.raises(ValueError, match="nulls inside of its arrays"):
         list(scoring_of(keep=True).batches(iter([inside])))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_strings(keep):
+    """They are objects, and their length says how many rows a model gets at once."""
+    sizes = []
+
+    def predict(inputs):
+        texts, images = inputs
+        sizes.append(len(texts))
+        lengths = np.array([[len(text) + len(image)] for text, image in zip(texts[:, 0], images[:, 0], strict=True)])
+        return [lengths, texts.shape[1] * lengths]
+
+    strings = scoring_of(features=[["text"], ["image"]], load=lambda data, gpu: predict, keep=keep)
+    texts, images = pa.array(["", "z\u00fcrich", None]), pa.array([b"\0", None, b"x"])
+    given = [(texts, images), (pa.array(["a" * 10_000] * 99), pa.array([b""] * 99))]
+    if not keep:
+        with pytest.raises(ValueError, match=r"column 'text' has nulls, first in the row \(text=None, image=b'x'\)"):
+            list(strings.batches(iter(given)))
+        given[0] = texts.fill_null("!"), images.fill_null(b"")
+    first, second = strings.batches(iter(given))
+    assert [row["o0"] for row in first.to_pylist()] == ([1, None, None] if keep else [1, 6, 2])
+    assert [row["o0"] for row in second.to_pylist()] == [10_000] * 99
+    assert sizes == [1 if keep else 3, 32, 32, 32, 3]
 
 
 def test_the_model_is_loaded_once_for_each_digest():

@@ -1,5 +1,6 @@
 """A TorchEstimator on a real cluster of two executors."""
 
+import io
 import math
 import os
 import time
@@ -97,6 +98,72 @@ def test_all_kinds_of_columns_in_one_fit(spark, tmp_path):
     assert not torch.equal(model.first.weight, fitted.getModel().first.weight)
     more = estimator.fit(df, {estimator.epochs: 1})
     assert [record["epoch"] for record in more.getHistory()] == list(range(9))
+
+
+def png(number):
+    """A picture of 2 x 2 points, or its bytes where there is no library for pictures."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return bytes([number] * 4)
+    file = io.BytesIO()
+    Image.frombytes("L", (2, 2), bytes([number] * 4)).save(file, "png")
+    return file.getvalue()
+
+
+def pixels(data):
+    try:
+        from PIL import Image
+    except ImportError:
+        return list(data)
+    return list(Image.open(io.BytesIO(data)).tobytes())
+
+
+def decoded(batch):
+    images = torch.tensor([pixels(image) for image in batch["image"]], dtype=torch.uint8)
+    words = torch.tensor([[float("dark" in text)] for text in batch["text"]])
+    return batch | {"image": images / 255, "text": words}
+
+
+class Brightness(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(5, 1)
+
+    def forward(self, image, text):
+        return self.net(torch.cat([image.flatten(1), text], 1))
+
+
+def test_images_and_strings(spark):
+    """The function that makes tensors of them does so in transform, too, where there is no label."""
+    rows = [(f"{'dark' if i % 2 else 'hell'} \u00fc{i}", png(i), i / 255 - i % 2) for i in range(200)]
+    df = spark.createDataFrame(rows, ["text", "image", "y"])
+    torch.manual_seed(0)
+    model = Brightness()
+    estimator = TorchEstimator(
+        num_proc=2,
+        verbose=0,
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.02),
+        loss=torch.nn.functional.mse_loss,
+        input_shapes=[[-1, 1, 2, 2], [-1, 1]],
+        feature_cols=["image", "text"],
+        label_cols=["y"],
+        validation=0.2,
+        transformation_fn=decoded,
+        batch_size=16,
+        epochs=12,
+        random_seed=1,
+    )
+    fitted = estimator.fit(df).setOutputCols(["p"])
+    history = fitted.getHistory()
+    assert history[-1]["validation"]["loss"] < history[0]["validation"]["loss"] / 10
+    scored = fitted.transform(df).collect()
+    assert [row["p"] for row in scored] == pytest.approx([row["y"] for row in scored], abs=0.3)
+    stream = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING) AS text", "X'00' AS image")
+    assert fitted.transform(stream).isStreaming
+    with pytest.raises(ValueError, match=r"not known before the stream .* a DataFrame that has a row first"):
+        fitted.copy().setModel(Brightness()).transform(stream)
 
 
 class Gate(FitCallback):
@@ -204,7 +271,9 @@ def test_two_fits_at_once(spark):
         ({"loss_constructors": [print]}, ValueError, "both loss and loss_constructors are given"),
         ({"label_cols": None}, ValueError, "label_cols is left out"),
         ({"label_cols": ["nothing"]}, ValueError, "label_cols names 'nothing', which the DataFrame does not have"),
-        ({"feature_cols": ["text"]}, ValueError, "feature_cols has the column 'text', which is of type string; index"),
+        ({"feature_cols": ["text"]}, ValueError, "has the columns text of strings .* give a transformation_fn that"),
+        ({"feature_cols": [["a", "text"]]}, ValueError, "a list with both 'a' .numbers. and 'text' .strings."),
+        ({"label_cols": ["text"]}, ValueError, "label_cols has the column 'text', which is of type string; index it"),
         ({"validation": "text"}, ValueError, "validation names 'text', a column of type string; it must be boolean"),
         ({"loss_weights": [1.0, 2.0]}, ValueError, "loss_weights has 2 values, but label_cols names 1"),
         ({"label_shapes": [[2]]}, ValueError, r"label_shapes says that a row of y has the shape \[2\]"),

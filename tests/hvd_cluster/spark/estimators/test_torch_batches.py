@@ -63,7 +63,43 @@ def test_a_transformation_of_the_batch():
     assert torch.equal(inputs[1], torch.tensor([[2], [3]]))  # integers that it has made stay so
 
 
-@pytest.mark.parametrize("made", [None, {}, {"a": 3}])
+def lengths(batch):
+    """Of strings, in place of them; a label is there in training only."""
+    assert set(batch) >= {"text", ("title", "body"), "x"}
+    assert ("y" in batch) is ("w" in batch)
+    pairs = torch.tensor([[float(len(each)) for each in row] for row in batch["title", "body"]], dtype=torch.float64)
+    return batch | {"text": torch.tensor([[len(each)] for each in batch["text"]]), ("title", "body"): pairs}
+
+
+STRINGS = [["a"], [""], ["\u00fcber"]], [["a", "bc"], ["", ""], ["d", "e"]], torch.arange(3)[:, None]
+
+
+def test_strings_become_tensors():
+    layout = BatchLayout(["text", ["title", "body"], "x"], ["y"], "w", transformation=lengths)
+    inputs, _, _ = tensors(layout, STRINGS, (torch.zeros(3, 1),), torch.ones(3))
+    scored = layout.inputs(STRINGS, CPU, torch.float32)
+    for texts, pairs, x in (inputs, scored):
+        assert (texts.tolist(), texts.dtype) == ([[1], [0], [4]], torch.int64)
+        assert (pairs.tolist(), pairs.dtype) == ([[1, 2], [0, 0], [1, 1]], torch.float32)
+        assert (x.tolist(), x.dtype) == ([[0], [1], [2]], torch.float32)
+
+
+def test_strings_that_no_function_changes_come_to_the_model():
+    layout = BatchLayout(["text", ["title", "body"], "x"], ["y"], input_shapes=[[-1], [-1, 2], [-1]])
+    texts, pairs, x = layout.inputs(STRINGS, CPU, torch.float32)
+    assert texts == ["a", "", "\u00fcber"]
+    assert pairs == STRINGS[1]
+    assert x.shape == (3,)
+
+
+@pytest.mark.parametrize(("key", "error"), [("y", ValueError), ("vocabulary", KeyError)])
+def test_a_transformation_that_needs_labels(key, error):
+    layout = BatchLayout(["text"], ["y"], transformation=lambda batch: {"text": batch[key]})
+    with pytest.raises(error, match="asked for 'y', but transform gives .* alone: .'text'.*" if key == "y" else key):
+        layout.inputs([[["a"]]], CPU, torch.float32)
+
+
+@pytest.mark.parametrize("made", [None, {}, {"a": 3}, {"a": ["text"]}])
 def test_a_transformation_that_returns_too_little(made):
     layout = BatchLayout(["a"], ["y"], transformation=lambda batch: made)
     with pytest.raises(ValueError, match="transformation_fn returned no tensor for 'a'"):

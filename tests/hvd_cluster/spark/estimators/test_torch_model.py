@@ -48,6 +48,7 @@ def test_accessors():
         ("InputShapes", [[-1, 1, 2]]),
         ("Loss", [len]),
         ("LossConstructors", [len]),
+        ("TransformationFn", len),
         ("HandleInvalid", "keep"),
         ("TransformBatchSize", 7),
         ("TransformOnGpu", True),
@@ -110,7 +111,8 @@ def test_a_copy_keeps_what_was_trained():
     """A model has the uid of its estimator, whose parameters a search over parameters passes to transform."""
     model = model_of()
     other = torch.nn.Linear(2, 1)
-    copied = model.copy({model.model: other, model.run_id: "x", model.output_cols: ["p"]})
+    copied = model.copy({model.model: other, model.run_id: "x", model.output_cols: ["p"], model.transformation_fn: len})
+    assert copied.getTransformationFn() is None
     assert copied.uid == model.uid
     assert copied.getModel() is model.getModel()
     assert (copied.getRunId(), copied.getOutputCols(), model.getOutputCols()) == (None, ["p"], None)
@@ -146,6 +148,21 @@ def test_the_model_in_a_worker_has_the_shapes_and_the_dtype():
     assert image.dtype == np.float64
     np.testing.assert_equal(image.reshape(4, 6), inputs[0])
     np.testing.assert_equal(number, [1.0, 2.0, 3.0, 4.0])
+
+
+def test_strings_in_a_worker():
+    class Lengths(torch.nn.Module):
+        def forward(self, texts, images):
+            assert type(texts) is type(images) is list
+            return torch.tensor([[float(len(text)), image[0]] for text, image in zip(texts, images, strict=True)])
+
+    inputs = [np.array([["a"], ["\u00fcber"]], object), np.array([[b"\0"], [b"\1\0"]], object)]
+    model = model_of(Lengths(), feature_columns=["text", "image"])
+    np.testing.assert_equal(load_predict(model._payload(), None)(inputs)[0], [[1, 0], [4, 1]])
+    model.setModel(torch.nn.Bilinear(1, 1, 1)).setTransformationFn(
+        lambda batch: {key: torch.tensor([[float(len(each))] for each in values]) for key, values in batch.items()}
+    )
+    assert load_predict(model._payload(), None)(inputs)[0].shape == (2, 1)
 
 
 def test_outputs_and_shapes_that_do_not_fit():
