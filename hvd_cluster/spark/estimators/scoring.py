@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +26,25 @@ Predict: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
 """Inputs of shape (rows, elements), in the order of the feature columns -> outputs, whose first dimension is rows."""
 LoadPredict: TypeAlias = Callable[[bytes, "int | None"], Predict]
 """The bytes of a model, and the number of the GPU for it (None: the CPU) -> the model, ready to predict."""
+
+
+@dataclass(frozen=True)
+class LateLoader:
+    """A LoadPredict whose module is imported when a model is loaded, with some ``variables`` in the environment.
+
+    ``function`` has the full name of the function.
+    """
+
+    function: str
+    variables: tuple[tuple[str, str], ...]
+
+    def __call__(self, data: bytes, gpu: int | None) -> Predict:
+        """The model in ``data``."""
+        os.environ.update(self.variables)
+        module, _, name = self.function.rpartition(".")
+        load: LoadPredict = getattr(importlib.import_module(module), name)
+        return load(data, gpu)
+
 
 INPUT_BYTES, LEAST_ROWS = 256 << 10, 32  # which the caches of a processor can hold
 MOST_MODELS = 3

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from hvd_cluster.spark.estimators.columns import Names, key_of
+from hvd_cluster.spark.estimators.columns import FitColumns, Names, key_of
 
 Loss = Callable[..., torch.Tensor]
 Shapes = Sequence[Sequence[int]]
@@ -56,24 +56,13 @@ class BatchLayout:
         return [each.to(device) for each in self._shaped(floats, self.input_shapes, "input_shapes", self.features, 1)]
 
     def _named(self, batch: Sequence[Any]) -> dict[Any, torch.Tensor]:
-        named = dict(zip(map(key_of, self.features), batch[0], strict=True))
-        named.update(zip(map(key_of, self.labels), batch[1], strict=True))
-        return named | {self.weight: batch[2]} if self.weight else named
+        return self._columns().named(batch)
 
     def _transformed(self, given: dict[Any, torch.Tensor]) -> Mapping[Any, torch.Tensor]:
-        if self.transformation is None:
-            return given
-        named = self.transformation(dict(given))
-        keys = [*map(key_of, self.features), *map(key_of, self.labels), *([self.weight] if self.weight else [])]
-        missing = [
-            key for key in keys if not isinstance(named, Mapping) or not isinstance(named.get(key), torch.Tensor)
-        ]
-        if missing:
-            raise ValueError(
-                f"transformation_fn returned no tensor for {missing[0]!r}; it must return a dictionary with a tensor "
-                f"for each of {keys}"
-            )
-        return named
+        return self._columns().transformed(given, self.transformation, torch.Tensor)
+
+    def _columns(self) -> FitColumns:
+        return FitColumns(self.features, self.labels, self.weight)
 
     @staticmethod
     def _shaped(
