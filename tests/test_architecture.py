@@ -438,6 +438,7 @@ SURFACE = {
         "SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK",
         "SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK",
     ],
+    "hvd_cluster.spark.keras": ["KerasEstimator", "KerasModel"],
     "hvd_cluster.spark.task": ["get_available_devices"],
     "hvd_cluster.spark.torch": ["EarlyStopping", "FitCallback", "SchedulerCallback", "TorchEstimator", "TorchModel"],
     "hvd_cluster.tensorflow": [

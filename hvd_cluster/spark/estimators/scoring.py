@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,8 +41,9 @@ class LateLoader:
 
     def __call__(self, data: bytes, gpu: int | None) -> Predict:
         """The model in ``data``."""
-        os.environ.update(self.variables)
         module, _, name = self.function.rpartition(".")
+        if module not in sys.modules:
+            os.environ.update(self.variables)
         load: LoadPredict = getattr(importlib.import_module(module), name)
         return load(data, gpu)
 
