@@ -294,6 +294,28 @@ def test_several_inputs_and_outputs_by_name(ranks):
     assert last["loss"] == pytest.approx(0.25 * parts["y_loss"] + 0.75 * parts["z_loss"], rel=0.05)
 
 
+def test_scores_of_rows(ranks):
+    """Of any number, on each backend."""
+
+    def on_rank():
+        import keras
+
+        from hvd_cluster.spark.keras import KerasModel
+        from hvd_cluster.spark.keras.model import load_predict
+
+        model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(3)])
+        predict = load_predict(KerasModel(model=model, feature_columns=["x"], label_columns=["y"])._payload(), None)
+        x = np.arange(100.0).reshape(50, 2)
+        found = [predict([x[:rows]])[0] for rows in (1, 32, 33, 50)]
+        return [each.shape for each in found], [
+            np.abs(each - model.predict_on_batch(x)[: len(each)]).max() for each in found
+        ]
+
+    for shapes, errors in ranks.run(on_rank):
+        assert shapes == [(1, 3), (32, 3), (33, 3), (50, 3)]
+        assert max(errors) < 1e-4
+
+
 @ON_TORCH
 def test_a_model_without_an_input(ranks):
     def make():
