@@ -307,9 +307,8 @@ def test_scores_of_rows(ranks):
         predict = load_predict(KerasModel(model=model, feature_columns=["x"], label_columns=["y"])._payload(), None)
         x = np.arange(100.0).reshape(50, 2)
         found = [predict([x[:rows]])[0] for rows in (1, 32, 33, 50)]
-        return [each.shape for each in found], [
-            np.abs(each - model.predict_on_batch(x)[: len(each)]).max() for each in found
-        ]
+        expected = model.predict_on_batch(x)
+        return [each.shape for each in found], [np.abs(each - expected[: len(each)]).max() for each in found]
 
     for shapes, errors in ranks.run(on_rank):
         assert shapes == [(1, 3), (32, 3), (33, 3), (50, 3)]
