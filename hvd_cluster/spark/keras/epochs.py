@@ -11,6 +11,7 @@ import keras
 from hvd_cluster.core import basics
 from hvd_cluster.keras.broadcasting import broadcast_model
 from hvd_cluster.keras.callbacks import LearningRateScheduleCallback
+from hvd_cluster.spark.estimators.checkpoints import EpochRange
 from hvd_cluster.spark.estimators.history import (
     LOSS,
     BestEpoch,
@@ -104,7 +105,7 @@ class EpochLast(keras.callbacks.Callback):  # type: ignore[misc]
         wants = self._wants_to_stop or bool(self.model.stop_training)
         self.model.stop_training = any_rank(wants, "stop") if training.fit.callbacks else wants
         if self.model.stop_training:
-            training.epochs = type(training.epochs)(training.epochs.first, epoch + 1)
+            training.epochs = EpochRange(training.epochs.first, epoch + 1)
         value = monitored(training.fit.checkpoint_callback, self.model, logs)
         if basics.rank() == 0:
             self._keep(epoch, value)

@@ -198,6 +198,24 @@ def test_all_ranks_stop_when_one_does(ranks):
 
 
 @ON_TORCH
+def test_a_schedule_of_the_learning_rate(ranks):
+    """Its rates are those of the user, and multiplied as that of the optimizer."""
+
+    def callbacks():
+        import hvd_cluster.keras as hvd
+
+        return [hvd.callbacks.LearningRateScheduleCallback(0.1, multiplier=lambda epoch: 0.5**epoch)]
+
+    outcome = outcome_of(ranks, [line(4), line(4)], epochs=2, callbacks=callbacks)
+    x = np.arange(4) / 10
+    weight = 0.5
+    for rate in (0.2, 0.1):
+        weight -= rate * (2 * (weight - 2) * x**2).mean()
+    assert weight_of(outcome) == pytest.approx(weight, abs=1e-5)
+    assert outcome["optimizer"][1] == pytest.approx(0.05)
+
+
+@ON_TORCH
 def test_early_stopping(ranks):
     def callbacks():
         import keras
