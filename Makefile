@@ -56,6 +56,7 @@ examples: environment
 	$(BIN)/python examples/spark_regression.py
 	$(BIN)/python examples/spark_estimator_torch.py
 	$(BIN)/python examples/spark_estimator_lightning.py
+	$(BIN)/python examples/spark_estimator_keras.py
 
 mxnet:
 	@scripts/mxnet '$(VENV)' hvdrun -np 2 python examples/mxnet_mnist_gluon.py

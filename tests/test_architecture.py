@@ -441,6 +441,7 @@ SURFACE = {
         "SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK",
     ],
     "hvd_cluster.spark.lightning": ["LightningEstimator", "LightningModel", "TorchEstimator", "TorchModel"],
+    "hvd_cluster.spark.keras": ["KerasEstimator", "KerasModel"],
     "hvd_cluster.spark.task": ["get_available_devices"],
     "hvd_cluster.spark.torch": ["EarlyStopping", "FitCallback", "SchedulerCallback", "TorchEstimator", "TorchModel"],
     "hvd_cluster.tensorflow": [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -50,6 +50,31 @@ class FitColumns:
             "label_cols": [names_in(group) for group in self.labels],
             "sample_weight_col": self.weight,
         }
+
+    def keys(self) -> list[Any]:
+        """The names of the tensors of a batch: features, labels and, if any, weights."""
+        return [*map(key_of, self.features), *map(key_of, self.labels), *([self.weight] if self.weight else [])]
+
+    def named(self, batch: Sequence[Any]) -> dict[Any, Any]:
+        """The tensors of a batch of a shard by their names."""
+        weights = [batch[2]] if self.weight else []
+        return dict(zip(self.keys(), [*batch[0], *batch[1], *weights], strict=True))
+
+    def transformed(
+        self, given: Mapping[Any, Any], function: Callable[[dict[Any, Any]], Mapping[Any, Any]] | None, kind: type
+    ) -> Mapping[Any, Any]:
+        """What a ``transformation_fn`` makes of a batch. Raises ValueError where a name has no value of ``kind``."""
+        if function is None:
+            return given
+        named, keys = function(dict(given)), self.keys()
+        missing = [key for key in keys if not isinstance(named, Mapping) or not isinstance(named.get(key), kind)]
+        if missing:
+            what = "tensor" if kind.__name__ == "Tensor" else "array of NumPy"
+            raise ValueError(
+                f"transformation_fn returned no {what} for {missing[0]!r}; it must return a dictionary with a {what} "
+                f"for each of {keys}"
+            )
+        return named
 
 
 def names_in(group: str | list[str]) -> list[str]:

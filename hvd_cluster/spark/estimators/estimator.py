@@ -57,7 +57,8 @@ class FitPlan:
     """What a fit does: checked, before anything starts.
 
     ``rows`` are arguments of ``run_on_dataframe`` about the rows, ``elastic`` those about workers that come and go. The
-    workers call ``train(shard, *arguments)``. ``show`` gets the progress, if it is given.
+    workers call ``train(shard, *arguments)``, with ``environment`` added to theirs. ``show``, if it is given, gets the
+    progress.
     """
 
     settings: Mapping[str, Any]
@@ -70,13 +71,14 @@ class FitPlan:
     train: Callable[..., Any]
     arguments: tuple[Any, ...]
     show: Callable[[FitProgress], None] | None
+    environment: Mapping[str, str]
 
     def on_dataframe(self, df: DataFrame) -> list[Any]:
         """The results by rank, of workers that get the rows straight from Spark, if their backend can do that."""
         if callable(getattr(self.backend, ROW_CALL, None)):
-            shown = self._shown_by(self.backend.run_on_dataframe)
+            options = self._options_of(self.backend.run_on_dataframe)
             found: list[Any] = self.backend.run_on_dataframe(
-                self.train, df, self.arguments, **shown, **self.rows, **self.elastic
+                self.train, df, self.arguments, **options, **self.rows, **self.elastic
             )
             return found
         self._refuse_elastic()
@@ -93,12 +95,13 @@ class FitPlan:
     def on_files(self, rows: ParquetRows) -> list[Any]:
         """The results by rank, of workers that read Parquet files. Raises ValueError for workers that come and go."""
         self._refuse_elastic()
-        shown = self._shown_by(self.backend.run)
-        results: list[Any] = self.backend.run(rows.on_shard(self.train), args=self.arguments, **shown)
+        options = self._options_of(self.backend.run)
+        results: list[Any] = self.backend.run(rows.on_shard(self.train), args=self.arguments, **options)
         return results
 
-    def _shown_by(self, method: Callable[..., Any]) -> dict[str, Any]:
-        return {"show": self.show} if shows_progress(method) else {}
+    def _options_of(self, method: Callable[..., Any]) -> dict[str, Any]:
+        variables = {"env": dict(self.environment)} if self.environment else {}
+        return {**variables, "show": self.show} if shows_progress(method) else variables
 
     def _refuse_elastic(self) -> None:
         if self.elastic:
@@ -168,7 +171,8 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
         run.check_writable({"features": columns.features, "labels": columns.labels, "epochs": settings["epochs"]})
         show = progress.display() if settings["verbose"] else None
         metadata = metadata_of(dataset, columns)
-        return FitPlan(settings, columns, metadata, run, backend, rows, elastic, train, arguments, show)
+        variables = self._environment(settings)
+        return FitPlan(settings, columns, metadata, run, backend, rows, elastic, train, arguments, show, variables)
 
     def _rows(self, df: DataFrame, settings: Mapping[str, Any]) -> tuple[dict[str, Any], FitColumns, dict[str, Any]]:
         """The arguments about rows, the columns, and the arguments about workers that come and go."""
@@ -189,6 +193,10 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
     @abstractmethod
     def _check(self, settings: Mapping[str, Any]) -> None:
         """Raise ValueError for parameters that do not fit together."""
+
+    def _environment(self, settings: Mapping[str, Any]) -> Mapping[str, str]:
+        """Variables for the environment of the workers."""
+        return {}
 
     def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
         """Raise ValueError where the columns of the features do not fit the other parameters."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hvd_cluster.ops.objects import allgather_object
+
+logger = logging.getLogger(__name__)
+
+LOSS = "loss"
 
 
 @dataclass
@@ -55,6 +60,41 @@ def over_all_ranks(parts: Mapping[str, RowAverages]) -> dict[str, RowAverages]:
 def any_rank(flag: bool, name: str) -> bool:
     """Whether ``flag`` is true on a rank; the same answer on all of them."""
     return any(allgather_object(bool(flag), f"estimator.{name}"))
+
+
+def check_gpus(has_gpu: bool) -> None:
+    """Raise RuntimeError, on all ranks, where only some of them have a GPU."""
+    everyone = allgather_object(has_gpu, "estimator.gpus")
+    if any(everyone) != all(everyone):
+        without = [rank for rank, has in enumerate(everyone) if not has]
+        raise RuntimeError(f"the ranks {without} have no GPU, but the others have; set use_gpu=False")
+
+
+def check_rows(epoch: int, total: Mapping[str, RowAverages], validates: bool) -> None:
+    """Raise ValueError where no rank has rows. Log a line where none has rows for a validation."""
+    if total["train"].rows == 0:
+        raise ValueError(
+            "there are no rows to train with: the DataFrame is empty, or all of its rows are for validation"
+        )
+    if validates and total["validation"].rows == 0:
+        logger.warning("epoch %d: there are no rows for validation, so the last epoch is kept", epoch + 1)
+
+
+def losses_of(record: Mapping[str, Any]) -> tuple[float, float | None]:
+    """The loss of the training, and that of the validation if there is one."""
+    return record["train"][LOSS], record["validation"][LOSS] if "validation" in record else None
+
+
+@dataclass
+class BestEpoch:
+    """The best epoch so far: its number, the loss of its validation, and the states of model and optimizer.
+
+    Without validation it is the last one, whose states are the present ones.
+    """
+
+    epoch: int = -1
+    loss: float | None = None
+    states: dict[str, Any] = field(default_factory=dict)
 
 
 def is_better(value: float | None, best: float | None) -> bool:

@@ -189,6 +189,9 @@ def _getter(parameter: EstimatorParameter) -> Callable[[Any], Any]:
 LOCAL_ROWS = "the rows go from Spark's partitions to files of the workers, without a copy in Parquet and its readers"
 NVTABULAR = "name the columns in feature_cols; encode categories before, as with StringIndexer or OneHotEncoder"
 
+PASSES = EstimatorParameter("backward_passes_per_step", "batches whose gradients make one step", 1, whole(1))
+"""For the frameworks that have it."""
+
 COMMON = (
     EstimatorParameter("num_proc", "number of workers; None means spark.default.parallelism", None, whole(1)),
     EstimatorParameter("min_num_proc", "the fewest workers with which an elastic fit goes on", None, whole(1)),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +31,26 @@ Inputs of strings or binary data are arrays of objects, ``str`` or ``bytes``.
 """
 LoadPredict: TypeAlias = Callable[[bytes, "int | None"], Predict]
 """The bytes of a model, and the number of the GPU for it (None: the CPU) -> the model, ready to predict."""
+
+
+@dataclass(frozen=True)
+class LateLoader:
+    """A LoadPredict whose module is imported when a model is loaded, with some ``variables`` in the environment.
+
+    ``function`` has the full name of the function.
+    """
+
+    function: str
+    variables: tuple[tuple[str, str], ...]
+
+    def __call__(self, data: bytes, gpu: int | None) -> Predict:
+        """The model in ``data``."""
+        module, _, name = self.function.rpartition(".")
+        if module not in sys.modules:
+            os.environ.update(self.variables)
+        load: LoadPredict = getattr(importlib.import_module(module), name)
+        return load(data, gpu)
+
 
 INPUT_BYTES, LEAST_ROWS = 256 << 10, 32  # which the caches of a processor can hold
 MOST_MODELS = 3

@@ -16,13 +16,12 @@ from collectives import override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.spark.estimators.checkpoints import EpochRange
-from hvd_cluster.spark.estimators.history import is_better
+from hvd_cluster.spark.estimators.history import BestEpoch, is_better
 from hvd_cluster.spark.estimators.progress import ProgressReporter
 from hvd_cluster.spark.lightning.batches import NamedBatches, rows_in
 from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint, scale_optimizers, scale_schedulers
 from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of
 from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base
-from hvd_cluster.spark.torch.training import BestEpoch
 
 if TYPE_CHECKING:
 

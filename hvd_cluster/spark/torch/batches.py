@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from hvd_cluster.spark.estimators.columns import Names, key_of
+from hvd_cluster.spark.estimators.columns import FitColumns, Names, key_of
 
 Loss = Callable[..., torch.Tensor]
 Shapes = Sequence[Sequence[int]]
@@ -79,24 +79,13 @@ class BatchLayout:
         return [each.to(device) if isinstance(each, torch.Tensor) else each for each in shaped]
 
     def _named(self, batch: Sequence[Any]) -> dict[Any, torch.Tensor]:
-        named = dict(zip(map(key_of, self.features), map(_in_rows, self.features, batch[0]), strict=True))
-        named.update(zip(map(key_of, self.labels), batch[1], strict=True))
-        return named | {self.weight: batch[2]} if self.weight else named
+        return self._columns().named((list(map(_in_rows, self.features, batch[0])), *batch[1:]))
 
     def _transformed(self, given: dict[Any, torch.Tensor]) -> Mapping[Any, torch.Tensor]:
-        if self.transformation is None:
-            return given
-        named = self.transformation(dict(given))
-        keys = [*map(key_of, self.features), *map(key_of, self.labels), *([self.weight] if self.weight else [])]
-        missing = [
-            key for key in keys if not isinstance(named, Mapping) or not isinstance(named.get(key), torch.Tensor)
-        ]
-        if missing:
-            raise ValueError(
-                f"transformation_fn returned no tensor for {missing[0]!r}; it must return a dictionary with a tensor "
-                f"for each of {keys}"
-            )
-        return named
+        return self._columns().transformed(given, self.transformation, torch.Tensor)
+
+    def _columns(self) -> FitColumns:
+        return FitColumns(self.features, self.labels, self.weight)
 
     @staticmethod
     def _shaped(tensors: list[Any], shapes: Shapes | None, name: str, columns: Names, first: int) -> list[Any]:

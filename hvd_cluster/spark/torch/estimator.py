@@ -11,7 +11,14 @@ from collectives import override
 from hvd_cluster.spark.estimators.checkpoints import RunFolder
 from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes, check_strings, has_strings
 from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
-from hvd_cluster.spark.estimators.params import EstimatorParameter, called, listed, shapes, whole, with_parameters
+from hvd_cluster.spark.estimators.params import (
+    PASSES,
+    EstimatorParameter,
+    called,
+    listed,
+    shapes,
+    with_parameters,
+)
 from hvd_cluster.spark.rows.columns import Stack
 from hvd_cluster.spark.torch.batches import BatchLayout, for_each_label, metric_groups, unreduced
 from hvd_cluster.spark.torch.callbacks import FitCallback
@@ -29,7 +36,7 @@ OWN = (
         "loss_constructors", "functions that make the losses in the worker, instead of loss", None, listed
     ),
     EstimatorParameter("train_minibatch_fn", "a function in place of the inner step", None, called),
-    EstimatorParameter("backward_passes_per_step", "batches whose gradients make one step", 1, whole(1)),
+    PASSES,
 )
 
 

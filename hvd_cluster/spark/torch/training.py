@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +17,17 @@ import torch._dynamo  # a second of work at the first use of an optimizer, which
 import hvd_cluster.torch as hvd
 from hvd_cluster.core import basics
 from hvd_cluster.spark.estimators.checkpoints import EpochRange, RunFolder
-from hvd_cluster.spark.estimators.history import RowAverages, any_rank, is_better, over_all_ranks
+from hvd_cluster.spark.estimators.history import (
+    LOSS,
+    BestEpoch,
+    RowAverages,
+    any_rank,
+    check_gpus,
+    check_rows,
+    is_better,
+    losses_of,
+    over_all_ranks,
+)
 from hvd_cluster.spark.estimators.progress import ProgressReporter
 from hvd_cluster.spark.torch.batches import (
     BatchLayout,
@@ -38,9 +47,6 @@ from hvd_cluster.spark.torch.payload import (
     unpacked,
 )
 
-logger = logging.getLogger(__name__)
-
-LOSS = "loss"
 ABOUT_DTYPES = "Inputs come as floats; a model with an embedding calls long() on them, or transformation_fn does."
 History = list[dict[str, Any]]
 
@@ -85,10 +91,7 @@ def rank_device(use_gpu: bool, elastic: bool = False) -> torch.device:
     """The GPU of this rank, if there is one, or the CPU. Raises RuntimeError where only some ranks have a GPU."""
     has_gpu = use_gpu and torch.cuda.is_available()
     if not elastic:
-        everyone = hvd.allgather_object(has_gpu, "estimator.gpus")
-        if any(everyone) != all(everyone):
-            without = [rank for rank, has in enumerate(everyone) if not has]
-            raise RuntimeError(f"the ranks {without} have no GPU, but the others have; set use_gpu=False")
+        check_gpus(has_gpu)
     return torch.device("cuda", basics.local_rank() % torch.cuda.device_count()) if has_gpu else torch.device("cpu")
 
 
@@ -112,18 +115,6 @@ def train_minibatch(
         optimizer.step()
         optimizer.zero_grad()
     return outputs, loss
-
-
-@dataclass
-class BestEpoch:
-    """The best epoch so far: its number, the loss of its validation, and the states of model and optimizer.
-
-    Without validation it is the last one, whose states are the present ones.
-    """
-
-    epoch: int = -1
-    loss: float | None = None
-    states: dict[str, Any] = field(default_factory=dict)
 
 
 class Training:
@@ -337,7 +328,7 @@ class Training:
     def _end_epoch(self, averages: RowAverages) -> bool:
         """Validate, exchange the averages, keep the best epoch, write the checkpoint; whether to stop."""
         total = over_all_ranks({"train": averages, "validation": self._validate()})
-        self._check_rows(total)
+        check_rows(self._epoch, total, self.shard.validation is not None and basics.rank() == 0)
         self.history.append(record_of(self._epoch, total, self._metrics, self.reporter.seconds()))
         loss, validation_loss = losses_of(self.history[-1])
         stop = self._stops()
@@ -348,15 +339,6 @@ class Training:
             self._save()
             self.reporter.end(self._epoch, self.epochs.end, total["train"].rows, loss, validation_loss)
         return stop
-
-    def _check_rows(self, total: Mapping[str, RowAverages]) -> None:
-        """Raise ValueError where no rank has rows; the same on all ranks."""
-        if total["train"].rows == 0:
-            raise ValueError(
-                "there are no rows to train with: the DataFrame is empty, or all of its rows are for validation"
-            )
-        if self.shard.validation is not None and total["validation"].rows == 0 and basics.rank() == 0:
-            logger.warning("epoch %d: there are no rows for validation, so the last epoch is kept", self._epoch + 1)
 
     def _stops(self) -> bool:
         """Whether a callback of any rank wants to stop."""
@@ -455,11 +437,6 @@ def record_of(
             ]
             record[name] = {LOSS: means.get(LOSS, math.nan), "all_metrics": values}
     return {**record, "rows": averages["train"].rows, "seconds": seconds}
-
-
-def losses_of(record: Mapping[str, Any]) -> tuple[float, float | None]:
-    """The loss of the training, and that of the validation if there is one."""
-    return record["train"][LOSS], record["validation"][LOSS] if "validation" in record else None
 
 
 def _shown(tensors: Sequence[torch.Tensor]) -> str:

@@ -83,6 +83,18 @@ def test_a_pipeline_with_lightning():
     assert float(re.fullmatch(r"test accuracy: (\d\.\d{4})", accuracy).group(1)) >= 0.9
 
 
+def test_an_estimator_for_keras():
+    run = run_example("spark_estimator_keras.py", "--rows", "20000", "--epochs", "2")
+    assert re.fullmatch(r"test error: \d\.\d{4}, more than 1\.3; give more .*", run.stderr.splitlines()[-1]), run.stderr
+    epochs = run.stdout.splitlines()[:2]
+    for number, line in enumerate(epochs, 1):
+        told = r"training \d\.\d{4}   validation \d\.\d{4} #+ *   mean absolute error \d\.\d{4}"
+        assert re.fullmatch(rf"epoch {number:2}   {told}", line)
+    assert "#" * 40 in epochs[0]
+    assert run.stdout.count("|") == 6 * 9  # the heading and five rows
+    assert run.stderr.count(" rows/s, loss ") == 2
+
+
 def test_elastic_digits():
     run = run_example("elastic_spark.py", "--epochs", "1")
     assert run.returncode == 0, run.stderr

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 NAMES = {
     "horovod.spark.lightning": ("hvd_cluster.spark.lightning", "TorchEstimator TorchModel LightningEstimator"),
+    "horovod.spark.keras": ("hvd_cluster.spark.keras", "KerasEstimator KerasModel"),
     "horovod.spark.torch": ("hvd_cluster.spark.torch", "TorchEstimator TorchModel"),
     "horovod.spark.common.params": ("hvd_cluster.spark.estimators.params", "EstimatorParams ModelParams"),
     "horovod.spark.common.estimator": ("hvd_cluster.spark.estimators.estimator", "HorovodEstimator HorovodModel"),
@@ -31,6 +33,7 @@ def test_horovods_names_are_ours():
         f"import {alias}, {real}; assert {alias}.{name} is {real}.{name}"
         for alias, (real, names) in NAMES.items()
         for name in names.split()
+        if find_spec(alias.rpartition(".")[2]) or not alias.endswith("keras")
     ]
     script = "\n".join(["import hvd_cluster.horovod", "hvd_cluster.horovod.install()", *lines])
     subprocess.run([sys.executable, "-c", script], check=True, timeout=100)

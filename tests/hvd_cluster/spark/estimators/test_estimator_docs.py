@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("keras")
 
 from hvd_cluster.spark.estimators.params import ParameterEffect
+from hvd_cluster.spark.keras import KerasEstimator
 from hvd_cluster.spark.torch import TorchEstimator
 
 WHOLE = (Path(__file__).parents[4] / "docs" / "spark-estimators.md").read_text()
 PAGE = WHOLE.partition("## Parameters")[2]
+PARAMETERS = {**KerasEstimator.PARAMETERS, **TorchEstimator.PARAMETERS}.values()
 TABLES = [re.findall(r"^\| (`.*?) \| (.*) \|$", part, re.MULTILINE) for part in PAGE.split("\n\n")]
 ROWS = [{name: text for cells, text in table for name in re.findall(r"`(\w+)`", cells)} for table in TABLES if table]
 
@@ -22,7 +25,7 @@ def test_there_is_a_table_for_each_effect():
 
 @pytest.mark.parametrize(("rows", "effect"), list(zip(ROWS, ParameterEffect, strict=False)), ids=lambda each: "")
 def test_a_table_has_the_parameters_of_its_effect(rows, effect):
-    assert set(rows) == {each.name for each in TorchEstimator.PARAMETERS.values() if each.effect is effect}
+    assert set(rows) == {each.name for each in PARAMETERS if each.effect is effect}
 
 
 @pytest.mark.parametrize("effect", [ParameterEffect.NONE, ParameterEffect.REFUSED])
@@ -30,7 +33,7 @@ def test_the_reasons_are_those_of_the_messages(effect):
     def words(text):
         return text.replace("`", "")
 
-    for each in TorchEstimator.PARAMETERS.values():
+    for each in PARAMETERS:
         if each.effect is effect and not each.name.startswith("transformation"):
             assert words(ROWS[list(ParameterEffect).index(effect)][each.name]) == each.note
 

@@ -1,0 +1,161 @@
+"""What happens around each epoch of a fit with Keras: callbacks before and after those of the user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from hvd_cluster.core import basics
+from hvd_cluster.keras.broadcasting import broadcast_model
+from hvd_cluster.keras.callbacks import LearningRateScheduleCallback
+from hvd_cluster.spark.estimators.checkpoints import EpochRange
+from hvd_cluster.spark.estimators.history import (
+    LOSS,
+    BestEpoch,
+    RowAverages,
+    any_rank,
+    check_rows,
+    is_better,
+    losses_of,
+    over_all_ranks,
+)
+
+if TYPE_CHECKING:
+    from hvd_cluster.spark.keras.training import KerasTraining
+
+ON_ONE_RANK = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
+"""They write files, and change nothing."""
+
+
+def for_rank(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    """Those of this rank. Learning rates in them are multiplied by the number of ranks, as that of the optimizer."""
+    for callback in callbacks:
+        if isinstance(callback, LearningRateScheduleCallback) and callback.initial_lr is not None:
+            callback.initial_lr *= basics.size()
+    return [each for each in callbacks if basics.rank() == 0 or not isinstance(each, ON_ONE_RANK)]
+
+
+class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
+    """Comes before the callbacks of the user: they see averages over all ranks, the same on each."""
+
+    def __init__(self, training: KerasTraining) -> None:
+        super().__init__()
+        self._training = training
+        self._averages = RowAverages()
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Count from here."""
+        self._epoch, self._averages = epoch, RowAverages()
+        self._training.reporter.begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Look at the averages of this rank so far; batches after its own do not count."""
+        training, steps = self._training, self._training.steps
+        if batch >= steps.own:
+            return
+        values = dict(logs or {})
+        self._check_finite(batch, values.get(LOSS))
+        if batch == steps.own - 1:
+            self._averages.add(steps.rows_after(steps.own), values)
+        if basics.rank() == 0:
+            rows = steps.rows_after(batch + 1)
+            training.reporter.step(self._epoch, training.epochs.end, rows, lambda: values.get(LOSS))
+
+    def _check_finite(self, batch: int, loss: Any) -> None:
+        if self._training.fit.terminate_on_nan and loss is not None and not math.isfinite(loss):
+            where = f"step {batch + 1} of epoch {self._epoch + 1} on rank {basics.rank()}"
+            raise FloatingPointError(
+                f"the loss is {float(loss)} in {where}; look for rows with NaN or very large numbers, or lower the "
+                "learning rate"
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Validate, exchange the averages, and put those of all ranks into the logs and the history."""
+        training = self._training
+        if training.steps.uneven and self.model.non_trainable_weights:
+            broadcast_model(self.model, training.steps.leader)  # only it has seen no batch that counts nothing
+        total = over_all_ranks({"train": self._averages, "validation": training.validated()})
+        validates = training.shard.validation is not None
+        check_rows(epoch, total, validates and basics.rank() == 0)
+        training.history.append(record_of(epoch, total, training.reporter.seconds()))
+        logs.clear()
+        logs.update(flat(training.history[-1]))
+
+
+class EpochLast(keras.callbacks.Callback):  # type: ignore[misc]
+    """Comes after the callbacks of the user: all ranks stop together, and rank 0 keeps the best epoch."""
+
+    def __init__(self, training: KerasTraining) -> None:
+        super().__init__()
+        self._training = training
+        self._wants_to_stop = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A rank that stops in the middle of an epoch would leave the others waiting."""
+        self._wants_to_stop |= bool(self.model.stop_training)
+        self.model.stop_training = False
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Agree, keep, write."""
+        training, record = self._training, self._training.history[-1]
+        wants = self._wants_to_stop or bool(self.model.stop_training)
+        self.model.stop_training = any_rank(wants, "stop") if training.fit.callbacks else wants
+        if self.model.stop_training:
+            training.epochs = EpochRange(training.epochs.first, epoch + 1)
+        value = monitored(training.fit.checkpoint_callback, self.model, logs)
+        if basics.rank() == 0:
+            self._keep(epoch, value)
+            training.save()
+            loss, validation_loss = losses_of(record)
+            training.reporter.end(epoch, training.epochs.end, record["rows"], loss, validation_loss)
+
+    def _keep(self, epoch: int, value: float | None) -> None:
+        training = self._training
+        if is_better(value, training.best.loss):
+            training.best = BestEpoch(epoch, value, {} if value is None else training.states())
+
+
+def monitored(callback: Any, model: keras.Model, logs: Mapping[str, Any]) -> float | None:
+    """What says how good an epoch is, less is better: the loss of validation, or else what ``callback`` monitors.
+
+    None means that the last epoch is kept. Raises ValueError where the logs do not have it.
+    """
+    if callback is None:
+        return logs.get(f"val_{LOSS}")
+    if not callback.save_best_only:
+        return None
+    if callback.monitor not in logs:
+        raise ValueError(
+            f"checkpoint_callback monitors {callback.monitor!r}, but an epoch has {sorted(logs)} only; monitor one of "
+            "these, or give validation="
+        )
+    if callback.monitor_op is None:  # Keras looks at the metrics of the model
+        callback.set_model(model)
+        callback._set_monitor_op()
+    value = float(logs[callback.monitor])
+    return -value if bool(callback.monitor_op(1.0, 0.0)) else value
+
+
+def record_of(epoch: int, averages: Mapping[str, RowAverages], seconds: float) -> dict[str, Any]:
+    """An epoch in the history."""
+    record: dict[str, Any] = {"epoch": epoch}
+    for name, part in averages.items():
+        means = {str(key): value for key, value in part.means().items()}
+        if means:
+            record[name] = {LOSS: means.pop(LOSS, math.nan), "all_metrics": means}
+    return {**record, "rows": averages["train"].rows, "seconds": seconds}
+
+
+def flat(record: Mapping[str, Any]) -> dict[str, float]:
+    """``record`` as the logs of Keras: ``loss``, ``val_loss``, and the metrics by their names."""
+    found: dict[str, float] = {}
+    for part, prefix in (("train", ""), ("validation", "val_")):
+        values = record.get(part, {})
+        found |= {f"{prefix}{name}": value for name, value in values.get("all_metrics", {}).items()}
+        if LOSS in values:
+            found[f"{prefix}{LOSS}"] = values[LOSS]
+    return found
