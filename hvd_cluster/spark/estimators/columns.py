@@ -152,4 +152,26 @@ def metadata_of(df: DataFrame, columns: FitColumns) -> dict[str, Any]:
 def has_strings(columns: FitColumns, types: Mapping[str, str]) -> bool:
     """Whether features have strings or binary data. ``types`` are those of :func:`metadata_of`."""
     names = (name for group in columns.features for name in names_in(group))
-    return any(types.get(name, "").startswith(("string", "binary")) for name in names)
+    return any(_strings_of(types[name]) is not None for name in names if name in types)
+
+
+def check_kinds(stacks: Sequence[Stack], types: Mapping[str, str]) -> None:
+    """Raise ValueError where a feature has strings, but the fit had numbers there, or the other way round.
+
+    ``types`` are those of :func:`metadata_of`, as far as they are known.
+    """
+    for stack in stacks:
+        for column in stack.columns:
+            trained = types.get(column.name)
+            if trained is not None and _strings_of(trained) is not stack.strings:
+                content = {None: "numbers", str: "strings", bytes: "binary data"}[stack.strings]
+                raise ValueError(
+                    f"the column {column.name!r} has {content}, but the model was trained with a column of type "
+                    f"{trained}; cast it to that type"
+                )
+
+
+def _strings_of(spark_type: str) -> type[str | bytes] | None:
+    if spark_type.startswith("string"):  # a collation may follow
+        return str
+    return bytes if spark_type == "binary" else None

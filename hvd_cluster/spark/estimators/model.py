@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StructType, UserDefinedType
 
 from collectives import override
-from hvd_cluster.spark.estimators.columns import names_in
+from hvd_cluster.spark.estimators.columns import check_kinds, names_in
 from hvd_cluster.spark.estimators.model_params import ModelParams, checked_invalid
 from hvd_cluster.spark.estimators.outputs import (
     SCALARS,
@@ -113,7 +113,9 @@ class HorovodModel(Model, ModelParams, Persistent):
         self._named("label_columns", self.getLabelColumns())
         if self.getModel() is None:
             raise ValueError("there is no model; give one with model= or setModel")
-        return row_columns.select_features(dataset.schema, [names_in(group) for group in features])
+        selection = row_columns.select_features(dataset.schema, [names_in(group) for group in features])
+        check_kinds(selection.features, self._value(self._metadata) or {})
+        return selection
 
     @staticmethod
     def _named(name: str, value: Any) -> Any:

@@ -160,8 +160,7 @@ def test_a_dataset_gets_a_batch_at_a_time():
 
 
 @pytest.mark.leaves("processes")  # of multiprocessing
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_of_a_data_loader(tmp_path, start):
+def test_workers_of_a_data_loader(tmp_path):
     pytest.importorskip("torch")
     from torch.utils.data import DataLoader
 
@@ -169,7 +168,7 @@ def test_workers_of_a_data_loader(tmp_path, start):
     rows = rows_of(SCHEMA, "id", FEATURES, batch_size=4, shuffle=True)
     with shard_of(rows, tmp_path, cut(values, [])) as shard:
         found = []
-        for features, labels in DataLoader(shard, num_workers=2, multiprocessing_context=start):
+        for features, labels in DataLoader(shard, num_workers=2):
             assert [type(each) for each in features[:2]] == [list, list]
             found += check(values, features, labels)
         assert sorted(found) == list(range(9))

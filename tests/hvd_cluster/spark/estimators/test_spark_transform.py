@@ -138,8 +138,8 @@ def test_what_cannot_be_transformed(table):
         transform(feature_columns=None)
     with pytest.raises(ValueError, match="names 'missing', which the DataFrame does not have"):
         transform(feature_columns=["missing"])
-    with pytest.raises(ValueError, match="which is of type string; index it first"):
-        transform(table.withColumn("a", F.lit("x")))
+    with pytest.raises(ValueError, match="column 'a' has strings, but the model was trained with a"):
+        transform(table.withColumn("a", F.lit("x")), _metadata={"a": "double"})
     with pytest.raises(ValueError, match="the DataFrame has a column 'B__output' already"):
         transform(table.withColumn("b__output", F.lit(1)), label_columns=["B"])
     with pytest.raises(ValueError, match="the model returned 1 outputs, but there are 2 label columns"):
