@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from executors.launchers.lsf import slots_of_hosts
     from executors.launchers.mpirun import place_among
     from executors.launchers.place import Farewell, Place
+    from executors.launchers.torch_distributed import StoreRendezvous
     from executors.membership import Limits
 else:
     __getattr__ = facade(
@@ -80,6 +81,7 @@ else:
             "launchers.lsf": "slots_of_hosts",
             "launchers.mpirun": "place_among",
             "launchers.place": "Farewell Place",
+            "launchers.torch_distributed": "StoreRendezvous",
             "membership": "Limits",
         },
         {
