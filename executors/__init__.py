@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from executors.launchers import table as launcher_table
     from executors.launchers.allocation import allocation_of
     from executors.launchers.bootstrap import Joined
+    from executors.launchers.known_ports import own_addresses
     from executors.launchers.lsf import slots_of_hosts
     from executors.launchers.mpirun import place_among
     from executors.launchers.place import Farewell, Place
@@ -78,6 +79,7 @@ else:
             "job.worlds": "Answer Published Report WorldCall assign_ranks",
             "launchers.allocation": "allocation_of",
             "launchers.bootstrap": "Joined",
+            "launchers.known_ports": "own_addresses",
             "launchers.lsf": "slots_of_hosts",
             "launchers.mpirun": "place_among",
             "launchers.place": "Farewell Place",
