@@ -49,9 +49,11 @@ if TYPE_CHECKING:
     from executors.launchers import table as launcher_table
     from executors.launchers.allocation import allocation_of
     from executors.launchers.bootstrap import Joined
+    from executors.launchers.known_ports import own_addresses
     from executors.launchers.lsf import slots_of_hosts
     from executors.launchers.mpirun import place_among
     from executors.launchers.place import Farewell, Place
+    from executors.launchers.torch_distributed import StoreRendezvous
     from executors.membership import Limits
 else:
     __getattr__ = facade(
@@ -77,9 +79,11 @@ else:
             "job.worlds": "Answer Published Report WorldCall assign_ranks",
             "launchers.allocation": "allocation_of",
             "launchers.bootstrap": "Joined",
+            "launchers.known_ports": "own_addresses",
             "launchers.lsf": "slots_of_hosts",
             "launchers.mpirun": "place_among",
             "launchers.place": "Farewell Place",
+            "launchers.torch_distributed": "StoreRendezvous",
             "membership": "Limits",
         },
         {

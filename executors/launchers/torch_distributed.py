@@ -1,11 +1,17 @@
-"""Pure: torchrun, and all launchers that set its variables: Azure ML, Kubeflow's PyTorchJob, a Job of Kubernetes."""
+"""torchrun, and all launchers that set its variables: Azure ML, Kubeflow's PyTorchJob, a Job of Kubernetes; and groups
+of torch.distributed, whose ranks have a store.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
-from executors.launchers.known_ports import KnownPorts, Trust, ports_of
-from executors.launchers.place import Place, number, text
+from collectives import CollectiveTimeoutError, SettingsError
+from executors.launchers.known_ports import KnownPorts, RendezvousOffer, Trust, find, ports_of, serve
+from executors.launchers.place import Found, Led, Place, number, text
 from executors.launchers.shared_folder import FOLDER
 
 REMEDY = f"set MASTER_ADDR to the host of rank 0, or {FOLDER} to a folder that all hosts share"
@@ -66,3 +72,36 @@ def _node(environment: Mapping[str, str]) -> str:
     """torchrun may run several groups of ranks, each with its own local ranks, on one machine."""
     group = text(environment, "GROUP_RANK")
     return f"group {group}" if group else ""
+
+
+OFFER = "hvd-cluster"
+"""The key of rank 0's address in the store of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRendezvous:
+    """Rank 0 leaves its address in ``store``, a Store of torch.distributed that all ranks of a group have."""
+
+    store: Any
+
+    def lead(self, job: str, seconds: float) -> Led:
+        """The address stays there: the store is that of the group alone."""
+        server, offer = serve(job)
+        try:
+            self.store.set(OFFER, offer.pack())
+        except Exception as error:
+            server.stop()
+            raise SettingsError(f"the store of torch.distributed cannot be written: {error}") from error
+        return Led(server, offer.secret)
+
+    def follow(self, job: str, seconds: float) -> Found:
+        """Raises CollectiveTimeoutError where rank 0 does not come."""
+        try:
+            self.store.wait([OFFER], timedelta(seconds=seconds))
+            offer = RendezvousOffer.unpack(self.store.get(OFFER))
+        except RuntimeError as error:  # of the store; torch has more than one class of its own
+            raise CollectiveTimeoutError(
+                f"rank 0 of group {job!r} is not in the store of torch.distributed within {seconds:g} s: {error}. Look "
+                "at its log: it must call init_process_group() or new_group(), too"
+            ) from error
+        return find(offer.addresses, [offer.port], offer.secret, job, seconds)
