@@ -9,7 +9,7 @@ import torch
 
 from collectives import override
 from hvd_cluster.spark.estimators.checkpoints import RunFolder
-from hvd_cluster.spark.estimators.columns import FitColumns
+from hvd_cluster.spark.estimators.columns import FitColumns, check_strings, has_strings
 from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
 from hvd_cluster.spark.estimators.params import (
     EstimatorParameter,
@@ -149,6 +149,7 @@ class LightningEstimator(HorovodEstimator):
 
     @override
     def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
+        check_strings(stacks, settings)
         check_input_shapes(settings["input_shapes"], stacks)
 
     @override
@@ -180,6 +181,7 @@ class LightningEstimator(HorovodEstimator):
             run_id=plan.run.run_id,
             _metadata=plan.metadata,
             loss=settings["loss"],
+            transformation_fn=settings["transformation_fn"] if has_strings(plan.columns, plan.metadata) else None,
         )
 
 
