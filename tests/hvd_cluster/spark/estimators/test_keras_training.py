@@ -274,6 +274,7 @@ def test_no_rows(ranks):
         outcome_of(ranks, [line(0), line(0)])
 
 
+@pytest.mark.parametrize("ranks", [name for name in BACKENDS if name != "jax"], indirect=True)
 def test_several_inputs_and_outputs_by_name(ranks):
     """Weights of rows, loss weights, a transformation; a model whose variables Keras makes late."""
 
