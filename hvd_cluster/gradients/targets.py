@@ -90,12 +90,12 @@ def is_complete(layer: Any) -> bool:
     """Whether no call makes more variables of a layer or a model of Keras.
 
     ``build()`` of a subclass without one of its own marks it as built, and its layers are not. Layers that a call did
-    not reach stay as they are.
+    not reach stay as they are. A vocabulary is no variable, and Keras never builds the table in a layer for text.
     """
     if not getattr(layer, "built", True):
         return False
     inner = getattr(layer, "_flatten_layers", tuple)
-    return getattr(layer, "_called", False) or all(each.built for each in inner())
+    return getattr(layer, "_called", False) or all(each.built or hasattr(each, "get_vocabulary") for each in inner())
 
 
 def trainable_weights(layers: Any) -> list[Any]:

@@ -76,6 +76,21 @@ class FitColumns:
             )
         return named
 
+    def scored(
+        self, given: Mapping[Any, Any], function: Callable[[dict[Any, Any]], Mapping[Any, Any]] | None, kind: type
+    ) -> Mapping[Any, Any]:
+        """As :meth:`transformed`, for rows without labels: it gets the features alone."""
+        try:
+            return FitColumns(self.features, []).transformed(given, function, kind)
+        except KeyError as error:
+            if error.args[:1] in [(key_of(label),) for label in self.labels]:
+                raise ValueError(
+                    f"transformation_fn has asked for {error.args[0]!r}, but transform gives it the features alone: "
+                    f"{list(given)}; let it look whether the label is there, or set another one with "
+                    "setTransformationFn"
+                ) from error
+            raise
+
 
 def names_in(group: str | list[str]) -> list[str]:
     """The columns that make one tensor."""

@@ -10,7 +10,7 @@ import keras
 
 from collectives import override
 from hvd_cluster.spark.estimators.checkpoints import RunFolder
-from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes
+from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes, check_strings, has_strings
 from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
 from hvd_cluster.spark.estimators.params import PASSES, EstimatorParameter, anything, ineffective, with_parameters
 from hvd_cluster.spark.estimators.parquet import to_list
@@ -98,6 +98,8 @@ class KerasEstimator(HorovodEstimator):
 
     @override
     def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
+        if keras.backend.backend() != "tensorflow":  # whose layers take strings
+            check_strings(stacks, settings)
         names = settings["feature_cols"] or [stack.columns[0].name for stack in stacks]
         shapes = KerasLayout.of(settings["model"], FitColumns(names, settings["label_cols"])).row_shapes()
         if shapes is not None:
@@ -129,6 +131,7 @@ class KerasEstimator(HorovodEstimator):
             run_id=plan.run.run_id,
             _metadata=plan.metadata,
             _floatx=keras.config.floatx(),
+            transformation_fn=settings["transformation_fn"] if has_strings(plan.columns, plan.metadata) else None,
         )
 
 

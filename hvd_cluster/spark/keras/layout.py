@@ -104,6 +104,12 @@ class KerasLayout:
         pairs = zip(matrices, self.inputs.all, self.columns.features, strict=True)
         return self.inputs.packed([_fitted(array, port, group) for array, port, group in pairs])
 
+    def inputs_alone(self, matrices: Sequence[Array]) -> Any:
+        """As :meth:`scored`, after the transformation, which gets the features alone. Raises ValueError."""
+        keys = list(map(key_of, self.columns.features))
+        named = self.columns.scored(dict(zip(keys, matrices, strict=True)), self.transformation, np.ndarray)
+        return self.scored([named[key] for key in keys])
+
     def in_order(self, outputs: Any) -> list[Any]:
         """What the model returned for each label. Raises ValueError where it has no output of such a name."""
         if not isinstance(outputs, Mapping):
@@ -145,18 +151,33 @@ def _known(shape: Shape) -> list[int]:
     return [size for size in shape if size is not None]
 
 
-def _fitted(array: Array, port: Port, group: str | list[str]) -> Array:
+def _fitted(array: Array, port: Port, group: str | list[str]) -> Any:
     """Raises ValueError."""
     free = port.shape.count(None)
     if free <= 1:
         sizes = [-1 if size is None else size for size in port.shape]
         array = _reshaped(array, sizes, f"the model's input {port.name!r} for {group!r} has")
-    return array.astype(port.dtype) if array.dtype.kind in NUMBERS else array
+    return array.astype(port.dtype) if array.dtype.kind in NUMBERS else _as_text(array)
 
 
-def _as_input(array: Array) -> Array:
+def _as_input(array: Array) -> Any:
     """Floats and booleans have the dtype of Keras; integers stay what they are."""
+    if array.dtype.kind not in NUMBERS:
+        return _as_text(array)
     return array.astype(keras.config.floatx() if array.dtype.kind in "fb" else array.dtype)
+
+
+def as_tensor(array: Any) -> Any:
+    """A tensor of the backend of Keras."""
+    is_text = isinstance(array, np.ndarray) and array.dtype.kind not in NUMBERS
+    return _as_text(array) if is_text else keras.ops.convert_to_tensor(array)
+
+
+def _as_text(array: Array) -> Any:
+    """Strings or bytes, which only TensorFlow has as tensors."""
+    import tensorflow
+
+    return tensorflow.convert_to_tensor(array)
 
 
 def _reshaped(array: Array, sizes: Sequence[int], what: str) -> Array:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import keras
 import numpy as np
@@ -26,6 +26,7 @@ __all__ = ["KerasModel"]
 
 K = TypeVar("K", bound="KerasModel")
 Array = npt.NDArray[Any]
+Transformation: TypeAlias = "Callable[[dict[Any, Any]], Mapping[Any, Any]]"
 
 LEAST_ROWS = 32
 
@@ -52,14 +53,17 @@ class KerasModel(HorovodModel):
         run_id: the name of the run.
         _metadata: the type of each column of the fit, as Spark writes it, by name.
         _floatx: the dtype of floats with which the model was trained.
+        transformation_fn: a function that changes the inputs in ``transform``, as that of the estimator does it, but
+            gets a dictionary of the features alone.
     """
 
-    TRAINED: ClassVar[frozenset[str]] = HorovodModel.TRAINED | {"custom_objects", "_floatx"}
+    TRAINED: ClassVar[frozenset[str]] = HorovodModel.TRAINED | {"custom_objects", "_floatx", "transformation_fn"}
 
     BLOB_FORMATS: ClassVar[Mapping[str, BlobFormat]] = KERAS_BLOBS
 
     custom_objects = model_param("custom_objects", "classes and functions of the model by name")
     _floatx = model_param("_floatx", "the dtype of floats with which the model was trained")
+    transformation_fn = model_param("transformation_fn", "a function that changes the inputs in transform")
 
     def __init__(
         self,
@@ -72,8 +76,9 @@ class KerasModel(HorovodModel):
         run_id: str | None = None,
         _metadata: dict[str, str] | None = None,
         _floatx: str | None = None,
+        transformation_fn: Transformation | None = None,
     ) -> None:
-        self._sent: tuple[Any, str, bytes] | None = None
+        self._sent: tuple[Any, Any, str, bytes] | None = None
         super().__init__(
             history=history,
             model=model,
@@ -83,6 +88,7 @@ class KerasModel(HorovodModel):
             run_id=run_id,
             _metadata=_metadata,
             _floatx=_floatx,
+            transformation_fn=transformation_fn,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,6 +102,15 @@ class KerasModel(HorovodModel):
         """Set ``custom_objects``."""
         return self._replace(self.custom_objects, value)
 
+    def getTransformationFn(self) -> Transformation | None:
+        """The function that changes the inputs in ``transform``."""
+        function: Transformation | None = self._value(self.transformation_fn)
+        return function
+
+    def setTransformationFn(self: K, value: Transformation | None) -> K:
+        """Set ``transformation_fn``."""
+        return self._replace(self.transformation_fn, value)
+
     @override
     def _input_shapes(self) -> Sequence[Shape] | None:
         shapes = self._layout().row_shapes()
@@ -103,7 +118,7 @@ class KerasModel(HorovodModel):
 
     def _layout(self) -> KerasLayout:
         columns = FitColumns(self.getFeatureColumns(), self.getLabelColumns())
-        return KerasLayout.of(self.getModel(), columns)
+        return KerasLayout.of(self.getModel(), columns, transformation=self.getTransformationFn())
 
     @override
     def _payload(self) -> bytes:
@@ -113,10 +128,11 @@ class KerasModel(HorovodModel):
         for variable in model.weights:
             digest.update(np.ascontiguousarray(view(variable)).view(np.uint8).data)
         known = self._sent
-        if known is None or known[0] is not model or known[1] != digest.hexdigest():
+        is_known = known is not None and known[0] is model and known[1] is layout.transformation
+        if known is None or not is_known or known[2] != digest.hexdigest():
             content = packed((chosen_backend(), without_optimizer(model), layout), self.getCustomObjects())
-            known = self._sent = (model, digest.hexdigest(), content)
-        return known[2]
+            known = self._sent = (model, layout.transformation, digest.hexdigest(), content)
+        return known[3]
 
     @staticmethod
     @override
@@ -156,7 +172,7 @@ class _KerasPredict:
         size = max(LEAST_ROWS, 1 << (rows - 1).bit_length()) if self._pads else rows
         arrays = inputs if size == rows else [_padded(array, size) for array in inputs]
         with keras.device(self._device):
-            outputs = self._model.predict_on_batch(self._layout.scored(arrays))
+            outputs = self._model.predict_on_batch(self._layout.inputs_alone(arrays))
         return [_array(output)[:rows] for output in self._layout.in_order(outputs)]
 
 

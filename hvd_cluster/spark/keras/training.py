@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
+import numpy as np
 
 import hvd_cluster.keras as hvd
 from hvd_cluster.core import basics
@@ -19,7 +20,7 @@ from hvd_cluster.spark.estimators.history import BestEpoch, RowAverages, check_g
 from hvd_cluster.spark.estimators.progress import ProgressReporter
 from hvd_cluster.spark.keras.devices import gpu_count, prepare_device, require_backend
 from hvd_cluster.spark.keras.epochs import EpochFirst, EpochLast, for_rank
-from hvd_cluster.spark.keras.layout import KerasLayout
+from hvd_cluster.spark.keras.layout import KerasLayout, as_tensor
 from hvd_cluster.spark.keras.payload import arrays_of, checkpoint_bytes, checkpoint_of, put_arrays, rate_of, unpacked
 
 History = list[dict[str, Any]]
@@ -205,7 +206,7 @@ class KerasTraining:
         self.fit.run.write(checkpoint_bytes({**states, **best}, about), self.history)
 
     def _outcome(self) -> dict[str, Any]:
-        inputs = keras.tree.map_structure(lambda array: array[:1], self._filler[0])
+        inputs = keras.tree.map_structure(lambda array: np.asarray(array[:1]), self._filler[0])
         states = self.best.states or self.states()
         return {**states, "history": self.history, "best_epoch": self.best.epoch, "inputs": inputs}
 
@@ -213,7 +214,7 @@ class KerasTraining:
 def build(model: keras.Model, inputs: Any) -> None:
     """Make the variables of ``model``, where Keras does that with the first batch only."""
     if not model.built:
-        model(keras.tree.map_structure(lambda array: keras.ops.convert_to_tensor(array[:1]), inputs))
+        model(keras.tree.map_structure(lambda array: as_tensor(array[:1]), inputs))
 
 
 def compile_with(

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -65,15 +65,7 @@ class BatchLayout:
         """
         keys = list(map(key_of, self.features))
         given = dict(zip(keys, map(_in_rows, self.features, values), strict=True))
-        try:
-            named = replace(self, labels=[], weight=None)._transformed(given)
-        except KeyError as error:
-            if error.args[:1] in [(key_of(label),) for label in self.labels]:
-                raise ValueError(
-                    f"transformation_fn has asked for {error.args[0]!r}, but transform gives it the features alone: "
-                    f"{keys}; let it look whether the label is there, or set another one with setTransformationFn"
-                ) from error
-            raise
+        named = self._columns().scored(given, self.transformation, torch.Tensor)
         inputs = [_as_input(named[key], named[key] is given[key], dtype) for key in keys]
         shaped = self._shaped(inputs, self.input_shapes, "input_shapes", self.features, 1)
         return [each.to(device) if isinstance(each, torch.Tensor) else each for each in shaped]

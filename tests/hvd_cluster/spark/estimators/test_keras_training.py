@@ -380,3 +380,21 @@ def test_a_file_of_a_callback_is_written_by_one_rank(ranks, tmp_path):
     seen = sorted(path.name for path in tmp_path.glob("?.*"))
     assert [name[0] for name in seen] == ["0", "1"]
     assert seen[0][1:] == seen[1][1:]
+
+
+def texts():
+    """A number for each word, and y for the sum of the words."""
+    import keras
+
+    inputs = keras.Input((1,), dtype="string")
+    words = keras.layers.TextVectorization(vocabulary=["one", "two", "drei"], output_sequence_length=2)(inputs)
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.CategoryEncoding(6, output_mode="count")(words)))
+
+
+@pytest.mark.parametrize("ranks", ["tensorflow"], indirect=True)
+def test_strings_for_a_layer_of_the_model(ranks):
+    words = np.array([["one two"], ["drei"], ["two"], ["übrig"], ["one"]], object)
+    labels = np.array([[3.0], [3.0], [2.0], [0.0], [1.0]], "float32")
+    shards = [ArrayShard([words], [labels]), ArrayShard([words[:1]], [labels[:1]])]
+    outcome = outcome_of(ranks, shards, texts, epochs=3, columns=FitColumns(["words"], ["y"]))
+    assert losses(outcome)[2] < losses(outcome)[0]
