@@ -187,7 +187,9 @@ def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
         fit = pool.submit(inheritable_thread_target(spark)(lambda: estimator.fit(points(spark))))
         eventually(lambda: fit.done() or len(list(tmp_path.glob("*.waits"))) == 2, SECONDS)
         assert not fit.done(), fit.result()
-        executor_of(psutil.Process(int(next(tmp_path.glob("*.waits")).stem))).kill()
+        victim = psutil.Process(int(next(tmp_path.glob("*.waits")).stem))
+        executor_of(victim).kill()
+        eventually(lambda: not victim.is_running(), SECONDS)  # or else it might do all of its work before it ends
         (tmp_path / "go").touch()
         fitted = fit.result(SECONDS)
     history = fitted.getHistory()
