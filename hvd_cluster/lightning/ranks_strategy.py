@@ -1,4 +1,4 @@
-"""What the strategies of Trainer and Fabric share: ranks, devices, collectives."""
+"""The common part of the strategies of Trainer and Fabric: ranks, devices, collectives."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class RanksStrategy(Parallel):
             Options(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
         )
         self._undo = ExitStack()
-        """What to do when the training ends. Nothing here waits for other ranks: one that has failed ends alone."""
+        """End the training. Nothing here waits for other ranks: one that has failed ends alone."""
         self._prepare()
 
     def _prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""What a store is: where fits keep their runs: checkpoints, logs, history; and Parquet files of rows to train on."""
+"""A store keeps the runs of fits, with checkpoints, logs and history, and Parquet files of rows to train on."""
 
 from __future__ import annotations
 

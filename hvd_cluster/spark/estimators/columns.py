@@ -63,7 +63,7 @@ class FitColumns:
     def transformed(
         self, given: Mapping[Any, Any], function: Callable[[dict[Any, Any]], Mapping[Any, Any]] | None, kind: type
     ) -> Mapping[Any, Any]:
-        """What a ``transformation_fn`` makes of a batch. Raises ValueError where a name has no value of ``kind``."""
+        """The result of a ``transformation_fn`` for a batch. Raises ValueError where a value is of no such ``kind``."""
         if function is None:
             return given
         named, keys = function(dict(given)), self.keys()

@@ -54,7 +54,7 @@ def shows_progress(method: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What a fit does: checked, before anything starts.
+    """A fit, checked before anything starts.
 
     ``rows`` are arguments of ``run_on_dataframe`` about the rows, ``elastic`` those about workers that come and go. The
     workers call ``train(shard, *arguments)``, with ``environment`` added to theirs. ``show``, if it is given, gets the

@@ -108,7 +108,7 @@ class ModelParams(Params):
         return self._replace(self.output_cols, value)
 
     def getHandleInvalid(self) -> Any:
-        """What ``transform`` does with rows that have a null among the features."""
+        """The rule of ``transform`` for rows that have a null among the features."""
         return self._value(self.handle_invalid)
 
     def setHandleInvalid(self: P, value: str) -> P:

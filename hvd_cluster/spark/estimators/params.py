@@ -115,7 +115,7 @@ class EstimatorParameter:
 
     @property
     def accessor_names(self) -> tuple[str, ...]:
-        """What follows ``set`` and ``get``."""
+        """The end of the names of its setter and getter."""
         return ("".join(word.capitalize() for word in self.name.split("_")), *self.accessors)
 
     def checked(self, value: Any) -> Any:

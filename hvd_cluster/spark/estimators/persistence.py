@@ -42,7 +42,7 @@ PIECES_AT_ONCE = 4  # far below the limits of Spark for a message, and for the r
 
 
 class Persistent(MLWritable, MLReadable[Any]):
-    """What can be saved and loaded: a class with the parameters of Spark, which can be made without arguments.
+    """A class that can be saved and loaded: it has parameters of Spark, and can be made without arguments.
 
     ``BLOB_FORMATS`` says for some parameters how they become bytes, ``NOT_SAVED`` which ones a folder does not have.
     """
@@ -63,7 +63,7 @@ class Persistent(MLWritable, MLReadable[Any]):
 
     @classmethod
     def load_without_spark(cls: type[P], path: str) -> P:
-        """What ``save(path)`` wrote, in a process without a session of Spark: a model, its history, an optimizer.
+        """Load the files of ``save(path)`` in a process without a session of Spark: a model, its history, an optimizer.
 
         ``path`` is a local path or a URI that pyarrow opens, or fsspec where it is there. It runs code in the files.
         Raises FileNotFoundError where there is nothing, ValueError for another class and for damaged files.
@@ -144,7 +144,7 @@ class PersistentReader(MLReader[Any]):
 
     @override
     def load(self, path: str) -> Any:
-        """What ``save(path)`` wrote. It runs code in the files. Raises ValueError as ``load_without_spark``."""
+        """Load the files of ``save(path)``, which runs code in them. Raises ValueError as ``load_without_spark``."""
         spark = self.sparkSession
         first = spark.read.text(posixpath.join(path, "metadata")).first()
         metadata = checked_metadata(path, first[0] if first else "{}")

@@ -34,7 +34,7 @@ PICKLES = BlobFormat("cloudpickle", cloudpickle.dumps, cloudpickle.loads)
 
 @dataclass(frozen=True)
 class SavedForm:
-    """What a folder holds: the text of the metadata, and blobs by the name of their format."""
+    """The content of a folder: the text of the metadata, and blobs by the name of their format."""
 
     metadata: str
     blobs: Mapping[str, bytes]

@@ -66,7 +66,7 @@ class ModelSource(Protocol):
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a worker does with each batch of rows. It travels in the closure of a UDF, the model by ``source``.
+    """The work on each batch of rows. It travels in the closure of a UDF, the model by ``source``.
 
     ``digest`` names the bytes of the model, which ``load`` needs. With ``keep`` a row with a null gets nulls as output,
     otherwise it is an error. The columns come as :func:`packed` has them.

@@ -1,4 +1,4 @@
-"""What happens around each epoch of a fit with Keras: callbacks before and after those of the user."""
+"""The callbacks before and after those of the user, in a fit with Keras."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class EpochLast(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def monitored(callback: Any, model: keras.Model, logs: Mapping[str, Any]) -> float | None:
-    """What says how good an epoch is, less is better: the loss of validation, or else what ``callback`` monitors.
+    """The measure of an epoch, less is better: the loss of validation, or else the value that ``callback`` monitors.
 
     None means that the last epoch is kept. Raises ValueError where the logs do not have it.
     """

@@ -111,7 +111,7 @@ class KerasLayout:
         return self.scored([named[key] for key in keys])
 
     def in_order(self, outputs: Any) -> list[Any]:
-        """What the model returned for each label. Raises ValueError where it has no output of such a name."""
+        """The outputs of the model, one for each label. Raises ValueError where it has no output of such a name."""
         if not isinstance(outputs, Mapping):
             return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
         keys = self.outputs.keys if self.outputs else None

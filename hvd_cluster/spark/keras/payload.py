@@ -81,7 +81,7 @@ def packed(value: Any, custom: Custom | None = None) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """What :func:`packed` got. It runs code, so ``data`` must come from a trusted place. Raises ValueError."""
+    """The argument of :func:`packed`. It runs code, so ``data`` must come from a trusted place. Raises ValueError."""
     try:
         with _quietly():
             return pickle.loads(data)

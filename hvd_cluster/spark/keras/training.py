@@ -28,7 +28,7 @@ History = list[dict[str, Any]]
 
 @dataclass
 class KerasFit:
-    """What a fit is about; travels to the workers. ``compiling`` has arguments of ``model.compile()``."""
+    """The model and the settings of a fit, which travel to the workers; ``compiling`` is for ``model.compile()``."""
 
     model: keras.Model
     optimizer: Any

@@ -89,7 +89,7 @@ class ValidationBatches(NamedBatches):
 
 
 def form_of(batch: Mapping[Any, Any]) -> Form:
-    """What the batches of other rows look like."""
+    """The dtypes and shapes of each batch, as of the one that is given."""
     tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
     return {name: (tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in tensors.items()}
 

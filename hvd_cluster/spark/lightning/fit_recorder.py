@@ -52,7 +52,7 @@ else:
 logger = logging.getLogger(__name__)
 
 OURS = "hvd_cluster"
-"""What a checkpoint of Lightning has of ours: history, epochs, best epoch."""
+"""The key of our part of a checkpoint of Lightning: history, epochs, best epoch."""
 LOSSES = {"train": ("train_loss", "loss"), "validation": ("val_loss", "validation_loss", "valid_loss", "loss")}
 """Names under which a module may log its loss, where its step returns none."""
 
@@ -76,7 +76,7 @@ class FitRecord:
         return cls(EpochRange.of(epochs, len(history), tuple(kept["epochs"])), history, BestEpoch(**kept["best"]))
 
     def kept(self) -> dict[str, Any]:
-        """What goes into a checkpoint: the states of the best epoch only where they are not those of the last."""
+        """Our part of a checkpoint: the states of the best epoch only where they are not those of the last."""
         is_last = self.best.epoch == len(self.history) - 1
         best = replace(self.best, states={}) if is_last else self.best
         return {"history": self.history, "epochs": [self.epochs.first, self.epochs.end], "best": vars(best)}
@@ -100,7 +100,7 @@ class Monitor:
 
 
 def monitor_of(callbacks: Iterable[Any]) -> Monitor:
-    """What the first ``ModelCheckpoint`` among the ``callbacks`` monitors, or else the loss of the validation."""
+    """The value that the first ``ModelCheckpoint`` among the ``callbacks`` monitors, or else the loss of validation."""
     for callback in callbacks:
         if lightning_base(type(callback), "ModelCheckpoint") is not None and callback.monitor is not None:
             return Monitor(callback.monitor, callback.mode == "min")

@@ -55,7 +55,7 @@ def _combined(op: str, one: Any, other: Any) -> Any:
 
 @dataclass
 class PhaseValues:
-    """What a training or a validation of one epoch has: its rows, its loss, and what was logged."""
+    """The rows, the loss and the logged values of a training, or of a validation, in one epoch."""
 
     rows: int = 0
     loss: LoggedValue | None = None
@@ -121,7 +121,7 @@ class ValueRecorder:
         self._rows = 0
         self._is_training = False
         self.between: dict[str, float] = {}
-        """What was logged outside of steps, as in hooks at the end of an epoch."""
+        """The values that were logged outside of steps, as in hooks at the end of an epoch."""
         module.log = self.log
 
     def begin(self, phase: PhaseValues, rows: int, is_training: bool) -> None:

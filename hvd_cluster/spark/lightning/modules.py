@@ -23,7 +23,7 @@ from hvd_cluster.spark.torch.batches import (
 if TYPE_CHECKING:
 
     class LightningModule(torch.nn.Module):
-        """What the class here uses of Lightning's."""
+        """The methods of Lightning's class that the class here uses."""
 
         def log(self, name: str, value: Any, **options: Any) -> None: ...
 

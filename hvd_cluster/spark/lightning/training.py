@@ -34,7 +34,7 @@ from hvd_cluster.spark.torch.training import rank_device
 
 @dataclass
 class LightningFit:
-    """What a fit is about; travels to the workers. ``arguments`` are those of the Trainer that the user decides."""
+    """The module and the settings of a fit, which travel to the workers; ``arguments`` are those of the Trainer."""
 
     model: torch.nn.Module
     package: str
@@ -187,7 +187,7 @@ WRONG_ADVICE = (
     ".*have no `val_dataloader`.*",  # no rows are for validation
     ".*LeafSpec.*",  # Lightning calls an old function of torch
 )
-"""What Lightning warns of without a reason here."""
+"""Warnings of Lightning that have no reason here."""
 
 
 LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")

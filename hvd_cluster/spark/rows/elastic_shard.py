@@ -77,7 +77,7 @@ class ElasticShard(ShardProgress):
 
 
 class TensorBatches:
-    """What :class:`ElasticShard` gives, as tensors."""
+    """The batches of an :class:`ElasticShard`, as tensors."""
 
     def __init__(self, place: ElasticShard, shard: Shard) -> None:
         self._place = place

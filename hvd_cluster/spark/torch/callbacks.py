@@ -1,4 +1,4 @@
-"""What a TorchEstimator calls on each worker in the course of a fit."""
+"""The callbacks of a TorchEstimator, which run on each worker."""
 
 from __future__ import annotations
 

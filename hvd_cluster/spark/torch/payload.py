@@ -29,7 +29,7 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """What :func:`packed` got, on the CPU. It runs code, so ``data`` must come from a trusted place."""
+    """The argument of :func:`packed`, on the CPU. It runs code, so ``data`` must come from a trusted place."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 

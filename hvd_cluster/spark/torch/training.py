@@ -53,7 +53,7 @@ History = list[dict[str, Any]]
 
 @dataclass
 class TorchFit:
-    """What a fit is about; travels to the workers."""
+    """The model and the settings of a fit, which travel to the workers."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
