@@ -5,11 +5,12 @@ of torch.distributed, whose ranks have a store.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from collectives import CollectiveTimeoutError, SettingsError
+from collectives import CollectiveTimeoutError, SettingsError, attempts
 from executors.launchers.known_ports import KnownPorts, RendezvousOffer, Trust, find, ports_of, serve
 from executors.launchers.place import Found, Led, Place, number, text
 from executors.launchers.shared_folder import FOLDER
@@ -85,23 +86,30 @@ class StoreRendezvous:
     store: Any
 
     def lead(self, job: str, seconds: float) -> Led:
-        """The address stays there: the store is that of the group alone."""
+        """The address goes when all have come: the store may outlive the group, and have the next one of that name."""
         server, offer = serve(job)
         try:
             self.store.set(OFFER, offer.pack())
         except Exception as error:
             server.stop()
             raise SettingsError(f"the store of torch.distributed cannot be written: {error}") from error
-        return Led(server, offer.secret)
+        return Led(server, offer.secret, end=self._forget)
+
+    def _forget(self) -> None:
+        with suppress(RuntimeError):  # some stores cannot delete, and the next rank 0 writes over it
+            self.store.delete_key(OFFER)
 
     def follow(self, job: str, seconds: float) -> Found:
-        """Raises CollectiveTimeoutError where rank 0 does not come."""
-        try:
-            self.store.wait([OFFER], timedelta(seconds=seconds))
-            offer = RendezvousOffer.unpack(self.store.get(OFFER))
-        except RuntimeError as error:  # of the store; torch has more than one class of its own
-            raise CollectiveTimeoutError(
-                f"rank 0 of group {job!r} is not in the store of torch.distributed within {seconds:g} s: {error}. Look "
-                "at its log: it must call init_process_group() or new_group(), too"
-            ) from error
-        return find(offer.addresses, [offer.port], offer.secret, job, seconds)
+        """An earlier rank 0 may have left an address, so it is read again until it is true."""
+        reason: Exception | None = None
+        for left in attempts(seconds):
+            try:
+                self.store.wait([OFFER], timedelta(seconds=max(left, 0.1)))
+                offer = RendezvousOffer.unpack(self.store.get(OFFER))
+                return find(offer.addresses, [offer.port], offer.secret, job, 0.0)
+            except (RuntimeError, SettingsError, CollectiveTimeoutError) as error:
+                reason = error
+        raise CollectiveTimeoutError(
+            f"rank 0 of group {job!r} was not found by the store of torch.distributed within {seconds:g} s. Look at "
+            "its log: it must call init_process_group() or new_group(), too"
+        ) from reason

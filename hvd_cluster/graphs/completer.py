@@ -123,6 +123,10 @@ class Completer:
             self._came.set()
         self._interrupt()
 
+    def runs_here(self) -> bool:
+        """Whether the caller is on the thread that ends runs, as in a callback of one: it must not wait for another."""
+        return self._thread is threading.current_thread()
+
     def has_failed(self, step: Step) -> bool:
         """Whether a node of ``step`` has failed: no other one shall begin."""
         return step in self._failed

@@ -259,7 +259,7 @@ def _heeds(pid: int, number: int) -> bool:
     if _is_shell(pid) or not _is_in(pid, number, b"SigBlk"):
         return False
     time.sleep(BLOCKED_SECONDS)
-    return _is_in(pid, number, b"SigBlk")
+    return _is_in(pid, number, b"SigBlk") or _is_in(pid, number, b"SigCgt")
 
 
 def _is_in(pid: int, number: int, mask: bytes) -> bool:

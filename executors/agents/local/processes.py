@@ -55,9 +55,9 @@ def passed_on(pass_on: Callable[[int], None]) -> Iterator[None]:
 @contextmanager
 def unheeded(number: int) -> Iterator[None]:
     """Let the signal ``number`` do nothing while the main thread is in the block: a handler that raises could leave
-    anything half done. In another thread, signals are as they were.
+    anything half done. In another thread, and with a handler that is not Python's, signals are as they were.
     """
-    is_main = threading.current_thread() is threading.main_thread()
+    is_main = threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not None
     previous = signal.signal(number, lambda number, frame: None) if is_main else None
     try:
         yield

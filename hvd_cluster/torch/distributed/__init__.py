@@ -7,6 +7,7 @@ Then ``torch.distributed.init_process_group("hvd")`` works as with "gloo", with 
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from torch import distributed as dist
 from torch.distributed.constants import default_pg_timeout
@@ -35,6 +36,13 @@ def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> 
     """The store of the ranks of ``hvd.init()``, which this calls: rank 0 serves it."""
     basics.init()
     rank, size = basics.rank(), basics.size()
+    given = dict(parse_qsl(urlsplit(url).query))
+    for name, value in (("rank", rank), ("world_size", size)):
+        if int(given.get(name, value)) not in (value, -1):
+            raise ValueError(
+                f"{name} is {given[name]}, but this is rank {rank} of {size} ranks of hvd.init(); leave {name} out "
+                'with init_method="hvd://"'
+            )
     address = LOOPBACK if basics.local_size() == size else own_addresses()[0]
     served = [_torch.TCPStore(address, 0, size, True, timeout, wait_for_workers=False)] if rank == 0 else []
     port = served[0].port if served else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -57,8 +58,13 @@ class CollectiveWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
-        return all([self._engine.poll(work) for work in self._works])
+        """Whether it has ended: the outputs are there, or an error."""
+        if not all([self._engine.poll(work) for work in self._works]):
+            return False
+        if self.exception() is None:
+            with suppress(Exception):  # exception() has it now
+                self.finish()
+        return True
 
     def is_success(self) -> bool:
         """Whether it has ended without an error."""
@@ -83,17 +89,33 @@ class CollectiveWork(dist.Work):
             if self._future is not None:
                 return self._future
             self._future = torch.futures.Future()
-        completer.follow(NodeRun(self, self, self._engine, self._works, self._done, _nothing, None))
+        if completer.runs_here():
+            self._end_here()
+        else:
+            completer.follow(NodeRun(self, self, self._engine, self._works, self._done, _nothing, None))
         return self._future
+
+    def _end_here(self) -> None:
+        """In a callback of another future, which keeps the thread that would end this one."""
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001 - the future raises it
+            self._error = error
+        self._done()
 
     # The kernel and the context of a run.
 
     def finish(self, *_: Any) -> None:
-        """Copy what is not in the outputs yet, once. The works are done, without an error."""
+        """Copy what is not in the outputs yet, once. The works are done, without an error. Raises that of the copy."""
         with self._lock:
             finish, self._finish = self._finish, None
-            if finish is not None:
-                finish()
+            try:
+                if finish is not None:
+                    finish()
+            except Exception as error:  # noqa: BLE001 - each call raises it
+                self._error = error
+            if self._error is not None:
+                raise self._error
 
     def end(self) -> None:
         """Nobody asks for outputs."""

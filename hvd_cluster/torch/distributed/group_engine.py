@@ -23,7 +23,7 @@ class GroupEngine:
     """The engine of one group: it connects at once, and ends with :meth:`close`, or with the process.
 
     ``name`` is that of the group, ``seconds`` its timeout. A rank that waits for others so long ends the group, as a
-    stall does elsewhere. Raises what :func:`hvd_cluster.torch.init` raises.
+    stall does elsewhere, unless HOROVOD_STALL_CHECK_DISABLE is set. Raises what :func:`hvd_cluster.torch.init` raises.
     """
 
     def __init__(self, store: Any, rank: int, size: int, name: str, seconds: float) -> None:
@@ -49,6 +49,12 @@ class GroupEngine:
         self.engine.shut_down_at_exit(exit)
         self._end()
 
+    def disown(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self.engine.disown()
+        self._farewell.disown()
+        self._joined.disown()
+
     def _end(self) -> None:
         self._farewell.end()
         self._joined.close()
@@ -58,9 +64,9 @@ def _world_of(environment: Mapping[str, str], size: int, seconds: float) -> tupl
     """The launcher may have variables about another world than that of the group."""
     world = World() if size == 1 else world_from_environment(environment)
     settings = Settings.from_environment(environment, world.topology)
-    if not settings.stall_shutdown:
-        warning = min(settings.stall_warning or seconds, seconds / 2)
-        settings = replace(settings, stall_warning=warning, stall_shutdown=seconds)
+    if settings.stall_warning is not None:
+        longest = min(seconds, settings.stall_shutdown or seconds)
+        settings = replace(settings, stall_warning=min(settings.stall_warning, longest / 2), stall_shutdown=longest)
     return world, settings
 
 
@@ -78,7 +84,7 @@ def _close_at_exit() -> None:
 def _disown() -> None:
     """In a forked child: the groups are the parent's."""
     for each in _open:
-        each.engine.disown()
+        each.disown()
     _open.clear()
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import distributed as dist
+from torch.autograd.graph import increment_version
 
 from collectives import Buffer, Destination, InvalidRequestError, Operation, ReduceOp, Watch, Work
 from hvd_cluster.core.process_sets import global_process_set
@@ -23,6 +24,8 @@ Tensors = Sequence[torch.Tensor]
 NAME = "hvd"
 NAMES = 16
 """The number of names for collectives of one kind and size; then they repeat."""
+MOST_KINDS = 4096
+"""The number of kinds and sizes whose names are counted; then all begin anew."""
 _OPS = {
     dist.ReduceOp.SUM: ReduceOp.SUM,
     dist.ReduceOp.AVG: ReduceOp.AVERAGE,
@@ -47,23 +50,45 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return as_input(tensor).reshape(-1)
 
 
-def _into(tensor: torch.Tensor, rows: int | None = None) -> tuple[Destination, Callable[[], None]]:
+def _into(tensor: torch.Tensor) -> tuple[Destination, Callable[[], None]]:
     """A destination for the elements of ``tensor``, and what to do when they are there.
 
-    A dense tensor is the destination itself, in whatever shape the engine wants.
+    A dense tensor is the destination itself, in whatever shape the engine wants. Where other ranks send more or fewer
+    elements, they go elsewhere, and the second function raises InvalidRequestError.
     """
     require_writable(tensor)
     own = tensor.detach()
     dense = own if own.is_contiguous() else torch.empty_like(own, memory_format=torch.contiguous_format)
+    received = [dense.numel()]
 
     def allocate(shape: tuple[int, ...]) -> Buffer:
-        return to_buffer(dense.view(shape))
+        received[0] = math.prod(shape)
+        return to_buffer(dense.view(shape) if received[0] == dense.numel() else dense.new_empty(shape))
 
     def finish() -> None:
+        if received[0] != dense.numel():
+            raise InvalidRequestError(
+                f"{received[0]} elements came from the other ranks, but the output of shape {tuple(tensor.shape)} has "
+                f"{dense.numel()}; let the splits and the outputs of all ranks fit"
+            )
         if dense is not own:
             own.copy_(dense)
+        elif not tensor.is_inference():  # which has no version
+            increment_version(tensor)
 
     return allocate, finish
+
+
+def _cut(row: torch.Tensor, counts: Sequence[int], parts: Tensors) -> None:
+    """Copy a row, with ``counts`` elements of each rank, into ``parts``. Raises InvalidRequestError."""
+    for rank, (count, part) in enumerate(zip(counts, parts, strict=True)):
+        if count != part.numel():
+            raise InvalidRequestError(
+                f"rank {rank} of the group has sent {count} elements, but the output for it, of shape "
+                f"{tuple(part.shape)}, has {part.numel()}; give outputs of the sizes that the ranks send"
+            )
+    for part, elements in zip(parts, torch.split(row, list(counts)), strict=True):
+        part.detach().copy_(elements.view(part.shape))
 
 
 # Torch's own class says of one name what it allows, and calls others.
@@ -182,7 +207,11 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
         """The tensors of all ranks, in the list of each input. They may have different sizes."""
         return self._gather_apart(outputs, [(_flat(each), ()) for each in inputs], Operation.ALLGATHER, opts)
 
-    allgather_coalesced = allgather
+    def allgather_coalesced(
+        self, outputs: Sequence[list[torch.Tensor]], inputs: Tensors, opts: Any = None
+    ) -> dist.Work:
+        """As :meth:`allgather`, with a list of tensors for each rank."""
+        return self.allgather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
 
     def gather(self, outputs: Sequence[list[torch.Tensor]], inputs: Tensors, opts: Any) -> dist.Work:
         """As :meth:`allgather`, on the root only."""
@@ -260,9 +289,8 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
 
         def finish() -> None:
             for work, parts in zip(works, outputs, strict=True):
-                row = work.result().owner
-                for part, elements in zip(parts, row.split([part.numel() for part in parts]), strict=True):
-                    part.detach().copy_(elements.view(part.shape))
+                if parts:
+                    _cut(work.result().owner, work.received_splits, parts)
 
         return self._started(works, finish, [part for parts in outputs for part in parts])
 
@@ -279,6 +307,8 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
         for output, input in zip(outputs, inputs, strict=True):
             _require_elements(input, output.numel() * self.size(), "the input of a reduce_scatter")
         how = reduction_of(opts.reduceOp) if opts is not None else PLAIN_SUM
+        if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            raise InvalidRequestError(f"reduce_scatter has no {how.op.name}; use SUM or AVG, or all_reduce")
         matrices = [_flat(each).view(self.size(), -1) for each in inputs]
         places = [_into(output) for output in outputs]
         pairs = [(to_buffer(each), destination) for each, (destination, _) in zip(matrices, places, strict=True)]
@@ -337,6 +367,7 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
             waits = not getattr(opts, "asyncOp", True)
             [(source, destination)] = pairs
             works = [submit(operation, source, destination, name, everyone, how, waits, engine, root, splits)]
+        self._latest = {key: given for key, given in self._latest.items() if not all([work.done for work in given])}
         self._latest[operation, name] = works
         return works
 
@@ -347,6 +378,8 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
         once: then this waits for the earlier one.
         """
         kind = _described(pairs, is_uneven)
+        if len(self._counts) >= MOST_KINDS:  # on all ranks at the same call
+            self._counts.clear()
         number = self._counts[operation, kind] = (self._counts.get((operation, kind), -1) + 1) % NAMES
         name = f"{kind}.{number}"
         for work in self._latest.pop((operation, name), ()):

@@ -277,10 +277,8 @@ for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK):
 @pytest.mark.parametrize("is_moment", [True, False])
 def test_a_process_that_blocks_a_notice_for_a_moment_does_not_wait_for_it(monkeypatch, is_moment):
     """As any does that starts another one."""
-    script = "import signal; mask = signal.pthread_sigmask; mask(0, [10]); print(flush=True); input(); mask(1, [10]); "
-    with subprocess.Popen(
-        [sys.executable, "-c", script + "print(flush=True); input()"], stdin=-1, stdout=-1
-    ) as process:
+    command = [sys.executable, "-c", BLOCK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
 
         def unblock(_):

@@ -14,7 +14,10 @@ import torch
 from torch import distributed as dist
 import hvd_cluster.torch.distributed
 
-dist.init_process_group("hvd", **({"init_method": sys.argv[1]} if sys.argv[1:] else {}))
+how = {"init_method": sys.argv[1]} if sys.argv[1:] else {}
+dist.init_process_group("hvd", **how)
+dist.destroy_process_group()
+dist.init_process_group("hvd", **how)
 tensor = torch.tensor([dist.get_rank() + 1.0])
 dist.all_reduce(tensor)
 os.write(1, f"{dist.get_rank()} {dist.get_world_size()} {tensor.item()}\n".encode())
@@ -42,6 +45,10 @@ import torch
 from torch import distributed as dist
 import hvd_cluster.torch.distributed
 
+try:
+    dist.init_process_group("hvd", init_method="hvd://", world_size=9, rank=0)
+except ValueError as error:
+    assert "world_size is 9" in str(error) or "rank is 0" in str(error), error
 dist.init_process_group("hvd", init_method="hvd://")
 dist.barrier()
 if dist.get_rank() == 1:
