@@ -79,6 +79,51 @@ def test_a_model_travels_with_what_is_its_own():
     np.testing.assert_allclose(predicted(again), predicted(model), rtol=1e-6)
 
 
+def scaling(factor):
+    def act(inputs):
+        return factor * inputs
+
+    return act
+
+
+def with_activations(*functions):
+    return keras.Sequential([keras.Input((2,)), *map(keras.layers.Activation, functions)])
+
+
+def test_two_functions_or_classes_with_one_name():
+    with pytest.raises(ValueError, match=r"two functions or classes have the name '(Custom>)?act'.*distinct names"):
+        packed(with_activations(scaling(2), scaling(3)))
+    model = with_activations(scaling(2))
+    model.compile("sgd", loss=scaling(3))
+    with pytest.raises(ValueError, match="have the name"):
+        model_bytes(model)
+    one = scaling(np.arange(2.0))
+    both = with_activations(one, one)
+    both.layers[1].activation = unpacked(packed(one))  # another object, which does the same
+    np.testing.assert_allclose(predicted(unpacked(packed(both))), X * [0, 1])
+
+
+def custom_layer(factor):
+    class Layer(keras.layers.Layer):
+        def build(self, shape):
+            self.weight = self.add_weight(shape=(), initializer="ones")
+
+        def call(self, inputs):
+            return factor * inputs
+
+    return Layer()
+
+
+def test_two_classes_with_one_name():
+    class Other(type(custom_layer(4))):
+        pass
+
+    fine = keras.Sequential([keras.Input((2,)), custom_layer(2), Other()])
+    np.testing.assert_allclose(predicted(unpacked(packed(fine))), 8 * X)
+    with pytest.raises(ValueError, match=r"have the name '(Custom>)?Layer'"):
+        packed(keras.Sequential([keras.Input((2,)), custom_layer(2), custom_layer(3)]))
+
+
 def test_what_belongs_to_a_training_travels_by_its_configuration():
     class Twice(keras.Loss):
         def call(self, y_true, y_pred):
