@@ -130,7 +130,8 @@ class KerasModel(HorovodModel):
         known = self._sent
         is_known = known is not None and known[0] is model and known[1] is layout.transformation
         if known is None or not is_known or known[2] != digest.hexdigest():
-            content = packed((chosen_backend(), without_optimizer(model), layout), self.getCustomObjects())
+            custom = self.getCustomObjects()
+            content = packed((chosen_backend(), without_optimizer(model, custom), layout), custom)
             known = self._sent = (model, layout.transformation, digest.hexdigest(), content)
         return known[3]
 

@@ -158,11 +158,11 @@ def loaded_model(data: bytes) -> dict[str, Any]:
     return {"model": model_of(data), **({"custom_objects": found} if found else {})}
 
 
-def without_optimizer(model: keras.Model) -> keras.Model:
-    """``model``, or a copy that is not compiled, whose file is smaller."""
+def without_optimizer(model: keras.Model, custom: Custom | None = None) -> keras.Model:
+    """``model``, or a copy that is not compiled, whose file is smaller; ``custom`` is as for :func:`model_bytes`."""
     if getattr(model, "optimizer", None) is None and not model.compiled:
         return model
-    return model_of(model_bytes(model), compiled=False)
+    return model_of(model_bytes(model, custom), compiled=False)
 
 
 def _object_of(config: Mapping[str, Any], custom: Custom) -> Any:

@@ -210,6 +210,31 @@ def test_a_checkpoint_with_numbers_that_numpy_does_not_know():
     assert read["model"][0].tolist() == [1.5, 2.0]
 
 
+def test_a_compiled_model_with_layers_that_the_user_names():
+    class Inner(keras.layers.Layer):
+        def call(self, inputs):
+            return 2 * inputs
+
+    class Outer(keras.layers.Layer):
+        def __init__(self, inner=None, **options):
+            super().__init__(**options)
+            self.inner = Inner() if inner is None else keras.saving.deserialize_keras_object(inner)
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+        def get_config(self):
+            return {**super().get_config(), "inner": hidden(Inner, self.inner)}
+
+    def hidden(kind, layer):
+        return {"class_name": "Named", "registered_name": "Named", "module": "none", "config": layer.get_config()}
+
+    model = keras.Sequential([keras.Input((2,)), Outer()])
+    model.compile("sgd", "mse")
+    predict = load_predict(model_with(model, custom_objects={"Named": Inner})._payload(), None)
+    np.testing.assert_allclose(predict([X])[0], 2 * X)
+
+
 def test_a_model_without_its_optimizer():
     model = trained()
     found = without_optimizer(model)
