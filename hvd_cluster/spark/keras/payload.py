@@ -14,7 +14,7 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import ismethod
 from types import FunctionType
 from typing import Any
@@ -163,6 +163,18 @@ def without_optimizer(model: keras.Model, custom: Custom | None = None) -> keras
     if getattr(model, "optimizer", None) is None and not model.compiled:
         return model
     return model_of(model_bytes(model, custom), compiled=False)
+
+
+def content_of(model: keras.Model) -> str:
+    """The configurations and the words of the layers of ``model``; weights are not in it."""
+    found = []
+    with _quietly():
+        for layer in model._flatten_layers():
+            with suppress(Exception):  # then it cannot be saved, and that error says why
+                found.append(repr(layer.get_config()))
+            if hasattr(layer, "get_vocabulary"):
+                found.append(repr(layer.get_vocabulary()))
+    return "\n".join(found)
 
 
 def _object_of(config: Mapping[str, Any], custom: Custom) -> Any:

@@ -319,6 +319,22 @@ def test_accessors():
         KerasModel(modle=None)
 
 
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="the layer is one of TensorFlow")
+def test_the_bytes_of_a_model_change_with_its_words_and_settings():
+    words = keras.layers.TextVectorization(output_sequence_length=1)
+    words.set_vocabulary(["one", "two"])
+    dropout = keras.layers.Dropout(0.5)
+    model = model_with(keras.Sequential([keras.Input((1,), dtype="string"), words, dropout]), feature_columns=["x"])
+    first = model._payload()
+    assert model._payload() is first
+    words.set_vocabulary(["two", "one"])
+    second = model._payload()
+    assert second != first
+    assert model._payload() is second
+    dropout.rate = 0.25
+    assert model._payload() is not second
+
+
 def test_the_bytes_of_a_model_change_with_its_weights_only():
     model = model_with(trained())
     first = model._payload()
