@@ -148,8 +148,8 @@ def check_numbers(logs: Mapping[str, Any]) -> None:
     for name, value in logs.items():
         if math.prod(np.shape(value)) != 1:
             raise ValueError(
-                f"the metric {name!r} has values of the shape {list(np.shape(value))}, but must be a number; let it make an "
-                "average, as with average='macro', or leave it out"
+                f"the metric {name!r} has values of the shape {list(np.shape(value))}, but must be a number; let it "
+                "make an average, as with average='macro', or leave it out"
             )
 
 
