@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from hvd_cluster.core import basics
 from hvd_cluster.keras.broadcasting import broadcast_model
@@ -58,6 +59,8 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
         if batch >= steps.own:
             return
         values = dict(logs or {})
+        if batch == 0:
+            check_numbers(values)
         self._check_finite(batch, values.get(LOSS))
         if batch == steps.own - 1:
             self._averages.add(steps.rows_after(steps.own), values)
@@ -138,6 +141,16 @@ def monitored(callback: Any, model: keras.Model, logs: Mapping[str, Any]) -> flo
         callback._set_monitor_op()
     value = float(logs[callback.monitor])
     return -value if bool(callback.monitor_op(1.0, 0.0)) else value
+
+
+def check_numbers(logs: Mapping[str, Any]) -> None:
+    """Raise ValueError where a metric is no number, but has several."""
+    for name, value in logs.items():
+        if math.prod(np.shape(value)) != 1:
+            raise ValueError(
+                f"the metric {name!r} has values of the shape {list(np.shape(value))}, but must be a number; let it "
+                "make an average, as with average='macro', or leave it out"
+            )
 
 
 def record_of(epoch: int, averages: Mapping[str, RowAverages], seconds: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from hvd_cluster.spark.estimators.saved_form import BlobFormat
 from hvd_cluster.spark.estimators.scoring import LateLoader, LoadPredict
 from hvd_cluster.spark.keras.devices import CPU, VARIABLE, chosen_backend, gpu_count, prepare_device, require_backend
 from hvd_cluster.spark.keras.layout import KerasLayout
-from hvd_cluster.spark.keras.payload import loaded_model, packed, saved_model, unpacked, without_optimizer
+from hvd_cluster.spark.keras.payload import content_of, loaded_model, packed, saved_model, unpacked, without_optimizer
 
 __all__ = ["KerasModel"]
 
@@ -125,12 +125,14 @@ class KerasModel(HorovodModel):
         """The same bytes as before where nothing has changed: a file of Keras has the time of its making in it."""
         model, layout = self.getModel(), self._layout()
         digest = hashlib.sha256(repr((layout.columns, layout.inputs, layout.outputs)).encode())
+        digest.update(content_of(model).encode())
         for variable in model.weights:
             digest.update(np.ascontiguousarray(view(variable)).view(np.uint8).data)
         known = self._sent
         is_known = known is not None and known[0] is model and known[1] is layout.transformation
         if known is None or not is_known or known[2] != digest.hexdigest():
-            content = packed((chosen_backend(), without_optimizer(model), layout), self.getCustomObjects())
+            custom = self.getCustomObjects()
+            content = packed((chosen_backend(), without_optimizer(model, custom), layout), custom)
             known = self._sent = (model, layout.transformation, digest.hexdigest(), content)
         return known[3]
 

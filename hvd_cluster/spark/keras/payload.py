@@ -14,7 +14,8 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from inspect import ismethod
 from types import FunctionType
 from typing import Any
 
@@ -157,11 +158,23 @@ def loaded_model(data: bytes) -> dict[str, Any]:
     return {"model": model_of(data), **({"custom_objects": found} if found else {})}
 
 
-def without_optimizer(model: keras.Model) -> keras.Model:
-    """``model``, or a copy that is not compiled, whose file is smaller."""
+def without_optimizer(model: keras.Model, custom: Custom | None = None) -> keras.Model:
+    """``model``, or a copy that is not compiled, whose file is smaller; ``custom`` is as for :func:`model_bytes`."""
     if getattr(model, "optimizer", None) is None and not model.compiled:
         return model
-    return model_of(model_bytes(model), compiled=False)
+    return model_of(model_bytes(model, custom), compiled=False)
+
+
+def content_of(model: keras.Model) -> str:
+    """The configurations and the words of the layers of ``model``; weights are not in it."""
+    found = []
+    with _quietly():
+        for layer in model._flatten_layers():
+            with suppress(Exception):  # then it cannot be saved, and that error says why
+                found.append(repr(layer.get_config()))
+            if hasattr(layer, "get_vocabulary"):
+                found.append(repr(layer.get_vocabulary()))
+    return "\n".join(found)
 
 
 def _object_of(config: Mapping[str, Any], custom: Custom) -> Any:
@@ -176,22 +189,53 @@ def _custom_of(model: keras.Model) -> dict[str, Any]:
 
 
 def custom_in(value: Any, depth: int) -> dict[str, Any]:
-    """The classes and functions in ``value``, down to ``depth``, that are none of Keras; lambdas get a name."""
+    """The classes and functions in ``value``, down to ``depth``, that are none of Keras; lambdas get a name.
+
+    Raises ValueError where two have the same name.
+    """
     found: dict[str, Any] = {}
     lambdas: dict[int, Any] = {}
     for each in _inside(value, depth):
         if getattr(each, "__name__", "") == LAMBDA:
             lambdas[id(each)] = each
         elif str(each.__module__).partition(".")[0] != "keras":
-            found[keras.saving.get_registered_name(each)] = each
+            name = keras.saving.get_registered_name(each)
+            if not _is_same(found.setdefault(name, each), each):
+                raise ValueError(
+                    f"two functions or classes have the name {name!r}, by which Keras finds only one of them again; "
+                    "give them distinct names"
+                )
     return found | {f"lambda_{number}": each for number, each in enumerate(lambdas.values())}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether a file may have one of the two for both. A function that has travelled twice is two objects."""
+    if one is other or not (isinstance(one, FunctionType) and isinstance(other, FunctionType)):
+        return one is other
+    if (one.__module__, one.__code__) != (other.__module__, other.__code__):
+        return False
+    pairs = zip(_bound_in(one), _bound_in(other), strict=True)
+    return all(_is_same(*pair) or _is_equal(*pair) for pair in pairs)
+
+
+def _bound_in(function: FunctionType) -> list[Any]:
+    """The values in the closure of ``function``, and its defaults."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [*cells, function.__defaults__, function.__kwdefaults__]
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, FunctionType):
+        return False
+    return type(one) is type(other) and bool(cloudpickle.dumps(one) == cloudpickle.dumps(other))
 
 
 def _inside(value: Any, depth: int) -> Iterator[Any]:
     """All functions, and the classes of all objects with a configuration."""
     inside: Iterable[Any] = ()
     if isinstance(value, FunctionType):
-        yield value
+        if not ismethod(getattr(value, "__wrapped__", None)):  # of a layer, which Keras wraps
+            yield value
     elif isinstance(value, list | tuple | Mapping):
         inside = value.values() if isinstance(value, Mapping) else value
     elif hasattr(value, "get_config") and not isinstance(value, type):

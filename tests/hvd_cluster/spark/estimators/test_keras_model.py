@@ -79,6 +79,51 @@ def test_a_model_travels_with_what_is_its_own():
     np.testing.assert_allclose(predicted(again), predicted(model), rtol=1e-6)
 
 
+def scaling(factor):
+    def act(inputs):
+        return factor * inputs
+
+    return act
+
+
+def with_activations(*functions):
+    return keras.Sequential([keras.Input((2,)), *map(keras.layers.Activation, functions)])
+
+
+def test_two_functions_or_classes_with_one_name():
+    with pytest.raises(ValueError, match=r"two functions or classes have the name '(Custom>)?act'.*distinct names"):
+        packed(with_activations(scaling(2), scaling(3)))
+    model = with_activations(scaling(2))
+    model.compile("sgd", loss=scaling(3))
+    with pytest.raises(ValueError, match="have the name"):
+        model_bytes(model)
+    one = scaling(np.arange(2.0))
+    both = with_activations(one, one)
+    both.layers[1].activation = unpacked(packed(one))  # another object, which does the same
+    np.testing.assert_allclose(predicted(unpacked(packed(both))), X * [0, 1])
+
+
+def custom_layer(factor):
+    class Layer(keras.layers.Layer):
+        def build(self, shape):
+            self.weight = self.add_weight(shape=(), initializer="ones")
+
+        def call(self, inputs):
+            return factor * inputs
+
+    return Layer()
+
+
+def test_two_classes_with_one_name():
+    class Other(type(custom_layer(4))):
+        pass
+
+    fine = keras.Sequential([keras.Input((2,)), custom_layer(2), Other()])
+    np.testing.assert_allclose(predicted(unpacked(packed(fine))), 8 * X)
+    with pytest.raises(ValueError, match=r"have the name '(Custom>)?Layer'"):
+        packed(keras.Sequential([keras.Input((2,)), custom_layer(2), custom_layer(3)]))
+
+
 def test_what_belongs_to_a_training_travels_by_its_configuration():
     class Twice(keras.Loss):
         def call(self, y_true, y_pred):
@@ -165,6 +210,31 @@ def test_a_checkpoint_with_numbers_that_numpy_does_not_know():
     assert read["model"][0].tolist() == [1.5, 2.0]
 
 
+def test_a_compiled_model_with_layers_that_the_user_names():
+    class Inner(keras.layers.Layer):
+        def call(self, inputs):
+            return 2 * inputs
+
+    class Outer(keras.layers.Layer):
+        def __init__(self, inner=None, **options):
+            super().__init__(**options)
+            self.inner = Inner() if inner is None else keras.saving.deserialize_keras_object(inner)
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+        def get_config(self):
+            return {**super().get_config(), "inner": hidden(Inner, self.inner)}
+
+    def hidden(kind, layer):
+        return {"class_name": "Named", "registered_name": "Named", "module": "none", "config": layer.get_config()}
+
+    model = keras.Sequential([keras.Input((2,)), Outer()])
+    model.compile("sgd", "mse")
+    predict = load_predict(model_with(model, custom_objects={"Named": Inner})._payload(), None)
+    np.testing.assert_allclose(predict([X])[0], 2 * X)
+
+
 def test_a_model_without_its_optimizer():
     model = trained()
     found = without_optimizer(model)
@@ -247,6 +317,22 @@ def test_accessors():
     assert copied.getModel() is model.getModel()
     with pytest.raises(TypeError, match="unexpected keyword argument 'modle'"):
         KerasModel(modle=None)
+
+
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="the layer is one of TensorFlow")
+def test_the_bytes_of_a_model_change_with_its_words_and_settings():
+    words = keras.layers.TextVectorization(output_sequence_length=1)
+    words.set_vocabulary(["one", "two"])
+    dropout = keras.layers.Dropout(0.5)
+    model = model_with(keras.Sequential([keras.Input((1,), dtype="string"), words, dropout]), feature_columns=["x"])
+    first = model._payload()
+    assert model._payload() is first
+    words.set_vocabulary(["two", "one"])
+    second = model._payload()
+    assert second != first
+    assert model._payload() is second
+    dropout.rate = 0.25
+    assert model._payload() is not second
 
 
 def test_the_bytes_of_a_model_change_with_its_weights_only():

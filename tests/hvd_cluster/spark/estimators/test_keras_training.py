@@ -269,6 +269,23 @@ def test_a_loss_that_is_no_number(ranks):
 
 
 @ON_TORCH
+def test_a_metric_that_is_a_vector(ranks):
+    def make():
+        import keras
+
+        return keras.Sequential([keras.Input((1,)), keras.layers.Dense(2, "sigmoid")])
+
+    def compiling():
+        import keras
+
+        return {"loss": "binary_crossentropy", "metrics": [keras.metrics.F1Score(average=None, name="f1")]}
+
+    shard = ArrayShard([np.ones((8, 1))], [np.ones((8, 2))])
+    with pytest.raises(ValueError, match=r"the metric 'f1' has values of the shape \[2\], but .*average='macro'"):
+        outcome_of(ranks, [shard, shard], make, compiling=compiling)
+
+
+@ON_TORCH
 def test_no_rows(ranks):
     with pytest.raises(ValueError, match="there are no rows to train with"):
         outcome_of(ranks, [line(0), line(0)])
