@@ -124,6 +124,7 @@ class ValueExchange(Callback):
         self._finite = finite
         self._train = self._validation = PhaseValues()
         self._norms: list[torch.nn.Module] = []
+        self._has_shared = False
 
     @override
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -133,6 +134,7 @@ class ValueExchange(Callback):
     @override
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._train = PhaseValues()
+        self._has_shared = False
         self._record.totals = {}
         self._values.between = {}
         self._reporter.begin()
@@ -170,12 +172,20 @@ class ValueExchange(Callback):
         if basics.rank() == 0:
             seen = self._train
             self._reporter.step(trainer.current_epoch, self._record.epochs.end, seen.rows, lambda: _mean(seen))
+        if trainer.is_last_batch:  # before the validation
+            self._share(trainer)
+
+    def _share(self, trainer: Any) -> None:
+        """Ranks without rows get the state of one with rows: the batch that they have is no step."""
+        self._has_shared = True
+        with_rows = self._batches.ranks_with_rows
+        if len(with_rows) < basics.size():
+            trainer.strategy.share(with_rows[0])
 
     @override
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        with_rows = self._batches.ranks_with_rows
-        if len(with_rows) < basics.size():  # the others have seen no batch, so their layers of batch norm have not
-            trainer.strategy.share(with_rows[0])
+        if not self._has_shared:  # the epoch has ended before the last batch
+            self._share(trainer)
         self._record.totals["train"] = self._values.exchange(self._train)
 
     @override

@@ -103,6 +103,17 @@ def test_uneven_and_empty_shards(ranks, empty):
 
 
 @TWO
+def test_an_empty_rank_validates_with_the_weights_of_this_epoch(ranks):
+    """The other rank has one batch, as many as the empty one seems to have."""
+    kept_apart = line(4), line(0)
+    first, second = (
+        losses(trained(ranks, fit_of(epochs=3), line(4, validation=one), line(0, validation=other)), "validation")
+        for one, other in (kept_apart, kept_apart[::-1])
+    )
+    assert first == pytest.approx(second)
+
+
+@TWO
 def test_learning_rates_are_multiplied_by_the_number_of_ranks(ranks):
     """Two ranks with the same batch take the step of one rank with twice the rate."""
     module = line_module()
