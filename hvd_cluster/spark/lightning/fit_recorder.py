@@ -125,9 +125,11 @@ class ValueExchange(Callback):
         self._train = self._validation = PhaseValues()
         self._norms: list[torch.nn.Module] = []
         self._has_shared = False
+        self._state_names = frozenset(values.module.state_dict())
 
     @override
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        check_state_names(pl_module, self._state_names)
         scale_optimizers(trainer.optimizers, basics.size())
         scale_schedulers((each.scheduler for each in trainer.lr_scheduler_configs), basics.size())
 
@@ -212,6 +214,17 @@ class ValueExchange(Callback):
         elif basics.rank() == 0:
             epoch = trainer.current_epoch + 1
             logger.warning("epoch %d: there are no rows for validation, so the last epoch is kept", epoch)
+
+
+def check_state_names(module: torch.nn.Module, names: frozenset[str]) -> None:
+    """Raise ValueError where the state of ``module`` has other ``names`` now: the caller's module cannot load it."""
+    changed = sorted(names ^ module.state_dict().keys())
+    if changed:
+        raise ValueError(
+            f"setup or configure_model of {type(module).__name__} changes the names in its state_dict: "
+            f"{', '.join(changed)}; the module of the caller could not load the trained state, so make layers in "
+            "__init__"
+        )
 
 
 def _mean(phase: PhaseValues) -> float | None:

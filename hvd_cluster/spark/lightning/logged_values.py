@@ -111,7 +111,7 @@ class ValueRecorder:
     """
 
     def __init__(self, module: Any) -> None:
-        self._module = module
+        self.module = module
         self._log = module.log
         # That of Lightning: the module may have a method of its own before it, with any arguments.
         base = lightning_base(type(module)) or type(module)
@@ -138,7 +138,7 @@ class ValueRecorder:
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """As that of the module."""
-        given = self._signature.bind(self._module, *args, **kwargs).arguments
+        given = self._signature.bind(self.module, *args, **kwargs).arguments
         options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
         name, value = given["name"], given["value"]
         if self._phase is None:
@@ -194,7 +194,7 @@ class ValueRecorder:
     def _number(self, value: LoggedValue) -> float:
         if value.op != METRIC:
             return value.number()
-        metric = self._module.get_submodule(value.total)
+        metric = self.module.get_submodule(value.total)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a rank without rows has not updated it
             found = float(metric.compute())

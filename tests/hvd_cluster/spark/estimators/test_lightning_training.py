@@ -408,3 +408,17 @@ def test_the_checkpoint_of_another_estimator_is_refused(ranks, tmp_path):
     run.write(checkpoint_bytes({"model": {}, "optimizer": {}}), [])
     with pytest.raises(ValueError, match="the checkpoint of the run is none of a LightningEstimator; give another"):
         trained(ranks, fit_of(run=run), line(8))
+
+
+@TWO
+@pytest.mark.parametrize("hook", ["setup", "configure_model"])
+def test_layers_that_come_after_the_start_are_refused(ranks, hook):
+    """The module of the caller could not load the state."""
+
+    def add(module, stage=None):
+        module.late = torch.nn.Linear(1, 1, bias=False)
+
+    module = line_module()
+    setattr(type(module), hook, add)
+    with pytest.raises(ValueError, match=r"state_dict: late.weight; .* so make layers in __init__"):
+        trained(ranks, fit_of(module), line(4), line(0))
