@@ -387,6 +387,8 @@ def test_batch_norm_of_all_ranks_where_one_is_empty(ranks):
         def __init__(self):
             super().__init__()
             self.layers = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+            for parameter in self.layers[1].parameters():
+                torch.nn.init.constant_(parameter, -2.0)  # far from the best
 
         def training_step(self, batch, batch_idx):
             return (self.layers(batch["x"])[:, 0] - batch["y"]).square().mean()
@@ -396,7 +398,7 @@ def test_batch_norm_of_all_ranks_where_one_is_empty(ranks):
 
     fit = fit_of(Normed(), epochs=20, arguments={"sync_batchnorm": True})
     outcome = trained(ranks, fit, line(0), line(24))
-    assert losses(outcome)[-1] < losses(outcome)[0] / 2
+    assert losses(outcome)[-1] < losses(outcome)[0] * 0.8
     assert outcome["model"]["layers.0.running_mean"].item() == pytest.approx(1.15, abs=0.3)
 
 
