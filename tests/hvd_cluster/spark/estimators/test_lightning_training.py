@@ -408,7 +408,9 @@ def test_the_checkpoint_of_another_estimator_is_refused(ranks, tmp_path):
 
     run = RunFolder(Store.create(tmp_path), "mine")
     run.write(checkpoint_bytes({"model": {}, "optimizer": {}}), [])
-    with pytest.raises(ValueError, match="the checkpoint of the run is none of a LightningEstimator; give another"):
+    with pytest.raises(
+        ValueError, match="the checkpoint of the run was not written by a LightningEstimator; give another"
+    ):
         trained(ranks, fit_of(run=run), line(8))
 
 
