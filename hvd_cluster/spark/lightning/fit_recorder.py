@@ -18,7 +18,7 @@ from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.spark.estimators.checkpoints import EpochRange
 from hvd_cluster.spark.estimators.history import BestEpoch, is_better
 from hvd_cluster.spark.estimators.progress import ProgressReporter
-from hvd_cluster.spark.lightning.batches import NamedBatches, rows_in
+from hvd_cluster.spark.lightning.batches import NamedBatches, checked_rows
 from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint, scale_optimizers, scale_schedulers
 from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of
 from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base
@@ -143,7 +143,7 @@ class ValueExchange(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        rows = 0 if self._batches.is_filler else rows_in(batch)
+        rows = 0 if self._batches.is_filler else checked_rows(batch)
         self._values.begin(self._train, rows, is_training=True)
         if rows == 1:  # which has no variance, so layers of batch norm use their running averages for it
             self._norms = [each.eval() for each in pl_module.modules() if _is_norm(each) and each.training]
@@ -198,7 +198,7 @@ class ValueExchange(Callback):
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._values.begin(self._validation, rows_in(batch), is_training=False)
+        self._values.begin(self._validation, checked_rows(batch), is_training=False)
 
     @override
     def on_validation_batch_end(

@@ -231,6 +231,23 @@ def test_no_rows(ranks):
 
 
 @ONE
+@pytest.mark.parametrize("validates", [False, True])
+def test_a_batch_of_another_class_is_refused(ranks, validates):
+    class Pair:
+        def __init__(self, batch):
+            self.batch = batch
+
+    def changed(module, batch, dataloader_idx):
+        return Pair(batch) if module.trainer.validating or not validates else batch
+
+    module = line_module()
+    type(module).on_after_batch_transfer = changed
+    type(module).training_step = lambda self, batch, batch_idx: self.layer.weight.square().sum()
+    with pytest.raises(ValueError, match=r"a batch is a Pair in which .* return a dictionary, a list or a tensor"):
+        trained(ranks, fit_of(module), line(8, validation=line(4)))
+
+
+@ONE
 def test_no_rows_for_validation(ranks):
     outcome = trained(ranks, fit_of(epochs=2), line(8, validation=line(0)))
     assert outcome["best_epoch"] == 1
