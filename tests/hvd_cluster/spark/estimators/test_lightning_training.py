@@ -191,6 +191,27 @@ def test_arguments_of_the_trainer(ranks, tmp_path):
 
 
 @TWO
+def test_a_logger_gets_the_value_of_all_ranks_for_an_epoch_with_steps(ranks, tmp_path):
+    import csv
+
+    from lightning.pytorch.loggers import CSVLogger
+
+    def training_step(module, batch, batch_idx):
+        module.log("v", batch["x"].mean(), on_step=True, on_epoch=True)
+        module.log("steps", batch["x"].mean(), on_step=True, on_epoch=False)
+        return module.layer.weight.square().sum()
+
+    module = line_module()
+    type(module).training_step = training_step
+    arguments = {"logger": CSVLogger(tmp_path, version=0), "log_every_n_steps": 1}
+    trained(ranks, fit_of(module, arguments=arguments), line(4), line(4, first=4))
+    with open(tmp_path / "lightning_logs" / "version_0" / "metrics.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [float(each["v_epoch"]) for each in lines if each["v_epoch"]] == [pytest.approx(0.35)]
+    assert "steps_epoch" not in lines[0]
+
+
+@TWO
 def test_early_stopping_on_values_of_all_ranks(ranks):
     from lightning.pytorch.callbacks import EarlyStopping
 
