@@ -99,6 +99,17 @@ def filler(form: Form) -> Batch:
     return {name: torch.zeros(1, *shape, dtype=dtype) for name, (dtype, shape) in form.items()}
 
 
+def checked_rows(batch: Any) -> int:
+    """:func:`rows_in`. Raises ValueError where ``batch`` has no tensor that says how many rows there are."""
+    rows = rows_in(batch)
+    if rows == 0:
+        raise ValueError(
+            f"a batch is a {type(batch).__name__} in which no tensor has rows; let hooks such as "
+            "on_after_batch_transfer return a dictionary, a list or a tensor"
+        )
+    return rows
+
+
 def rows_in(batch: Any) -> int:
     """The number of rows: that of the first tensor in ``batch``, which hooks of the module may have changed."""
     if isinstance(batch, torch.Tensor):

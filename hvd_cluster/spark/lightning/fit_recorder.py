@@ -18,7 +18,7 @@ from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.spark.estimators.checkpoints import EpochRange
 from hvd_cluster.spark.estimators.history import BestEpoch, is_better
 from hvd_cluster.spark.estimators.progress import ProgressReporter
-from hvd_cluster.spark.lightning.batches import NamedBatches, rows_in
+from hvd_cluster.spark.lightning.batches import NamedBatches, checked_rows
 from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint, scale_optimizers, scale_schedulers
 from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of
 from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base
@@ -124,22 +124,26 @@ class ValueExchange(Callback):
         self._finite = finite
         self._train = self._validation = PhaseValues()
         self._norms: list[torch.nn.Module] = []
+        self._has_shared = False
+        self._state_names = frozenset(values.module.state_dict())
 
     @override
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        check_state_names(pl_module, self._state_names)
         scale_optimizers(trainer.optimizers, basics.size())
         scale_schedulers((each.scheduler for each in trainer.lr_scheduler_configs), basics.size())
 
     @override
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._train = PhaseValues()
+        self._has_shared = False
         self._record.totals = {}
         self._values.between = {}
         self._reporter.begin()
 
     @override
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        rows = 0 if self._batches.is_filler else rows_in(batch)
+        rows = 0 if self._batches.is_filler else checked_rows(batch)
         self._values.begin(self._train, rows, is_training=True)
         if rows == 1:  # which has no variance, so layers of batch norm use their running averages for it
             self._norms = [each.eval() for each in pl_module.modules() if _is_norm(each) and each.training]
@@ -170,12 +174,20 @@ class ValueExchange(Callback):
         if basics.rank() == 0:
             seen = self._train
             self._reporter.step(trainer.current_epoch, self._record.epochs.end, seen.rows, lambda: _mean(seen))
+        if trainer.is_last_batch:  # before the validation
+            self._share(trainer)
+
+    def _share(self, trainer: Any) -> None:
+        """Ranks without rows get the state of one with rows: the batch that they have is no step."""
+        self._has_shared = True
+        with_rows = self._batches.ranks_with_rows
+        if len(with_rows) < basics.size():
+            trainer.strategy.share(with_rows[0])
 
     @override
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        with_rows = self._batches.ranks_with_rows
-        if len(with_rows) < basics.size():  # the others have seen no batch, so their layers of batch norm have not
-            trainer.strategy.share(with_rows[0])
+        if not self._has_shared:  # the epoch has ended before the last batch
+            self._share(trainer)
         self._record.totals["train"] = self._values.exchange(self._train)
 
     @override
@@ -186,7 +198,7 @@ class ValueExchange(Callback):
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._values.begin(self._validation, rows_in(batch), is_training=False)
+        self._values.begin(self._validation, checked_rows(batch), is_training=False)
 
     @override
     def on_validation_batch_end(
@@ -202,6 +214,17 @@ class ValueExchange(Callback):
         elif basics.rank() == 0:
             epoch = trainer.current_epoch + 1
             logger.warning("epoch %d: there are no rows for validation, so the last epoch is kept", epoch)
+
+
+def check_state_names(module: torch.nn.Module, names: frozenset[str]) -> None:
+    """Raise ValueError where the state of ``module`` has other ``names`` now: the caller's module cannot load it."""
+    changed = sorted(names ^ module.state_dict().keys())
+    if changed:
+        raise ValueError(
+            f"setup or configure_model of {type(module).__name__} changes the names in its state_dict: "
+            f"{', '.join(changed)}; the module of the caller could not load the trained state, so make layers in "
+            "__init__"
+        )
 
 
 def _mean(phase: PhaseValues) -> float | None:

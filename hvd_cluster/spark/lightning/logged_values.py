@@ -21,8 +21,8 @@ OTHER_NAMES = {"avg": "mean", "amin": "min", "amax": "max"}
 class LoggedValue:
     """A value of a phase on one rank, or on several. ``total`` is its sum over rows, where ``op`` is the mean.
 
-    For a metric of torchmetrics, ``total`` is its name in the module. ``is_shown`` says whether loggers get it, and
-    ``has_steps`` whether they get each step, too.
+    For a metric of torchmetrics, ``total`` is its name in the module. ``is_shown`` says whether loggers get it,
+    ``has_steps`` whether they get each step, too, and ``has_both`` whether the user has asked for steps and epochs.
     """
 
     op: str
@@ -30,6 +30,7 @@ class LoggedValue:
     rows: int
     is_shown: bool | None = None
     has_steps: bool = False
+    has_both: bool = False
 
     def with_more(self, other: LoggedValue) -> LoggedValue:
         """Both together."""
@@ -111,7 +112,7 @@ class ValueRecorder:
     """
 
     def __init__(self, module: Any) -> None:
-        self._module = module
+        self.module = module
         self._log = module.log
         # That of Lightning: the module may have a method of its own before it, with any arguments.
         base = lightning_base(type(module)) or type(module)
@@ -138,7 +139,7 @@ class ValueRecorder:
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """As that of the module."""
-        given = self._signature.bind(self._module, *args, **kwargs).arguments
+        given = self._signature.bind(self.module, *args, **kwargs).arguments
         options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
         name, value = given["name"], given["value"]
         if self._phase is None:
@@ -160,11 +161,13 @@ class ValueRecorder:
         rows = options.get("batch_size") or self._rows
         number = value.detach().squeeze() if isinstance(value, torch.Tensor) else value
         total = number * rows if op == "mean" else number
-        return LoggedValue(op, total, rows, options.get("logger"), self._has_steps(options))
+        return LoggedValue(op, total, rows, options.get("logger"), *self._has_steps(options))
 
-    def _has_steps(self, options: Mapping[str, Any]) -> bool:
-        on_step = options.get("on_step")
-        return self._is_training if on_step is None else on_step
+    def _has_steps(self, options: Mapping[str, Any]) -> tuple[bool, bool]:
+        """Whether the user wants the values of steps, and whether also those of epochs."""
+        on_step, on_epoch = options.get("on_step"), options.get("on_epoch")
+        steps = self._is_training if on_step is None else bool(on_step)
+        return steps, steps and (not self._is_training if on_epoch is None else bool(on_epoch))
 
     def _log_metric(self, phase: PhaseValues, name: str, metric: Any, options: Mapping[str, Any]) -> None:
         """Lightning gets the value of the step only. It would compute that of the epoch where no other rank does."""
@@ -174,9 +177,9 @@ class ValueRecorder:
                 f"the metric that is logged as {name!r} is no attribute of the LightningModule; make it one, so that "
                 "all workers find it"
             )
-        phase.logged[name] = LoggedValue(METRIC, place, 0, options.get("logger"), self._has_steps(options))
+        phase.logged[name] = LoggedValue(METRIC, place, 0, options.get("logger"), *self._has_steps(options))
         step = getattr(metric, "_forward_cache", None)
-        if self._has_steps(options) and step is not None:
+        if self._has_steps(options)[0] and step is not None:
             self._log(name, step, **{**options, "on_step": True, "on_epoch": False, "metric_attribute": None})
 
     def exchange(self, phase: PhaseValues) -> PhaseTotals:
@@ -188,13 +191,13 @@ class ValueRecorder:
             shown = {"on_step": False, "on_epoch": True, "logger": value.is_shown}
             self._log(name, number, **shown)
             if value.has_steps:
-                self._log(f"{name}_epoch", number, **{**shown, "logger": False})
+                self._log(f"{name}_epoch", number, **{**shown, "logger": value.has_both and value.is_shown})
         return PhaseTotals(total.rows, None if total.loss is None else total.loss.number(), numbers)
 
     def _number(self, value: LoggedValue) -> float:
         if value.op != METRIC:
             return value.number()
-        metric = self._module.get_submodule(value.total)
+        metric = self.module.get_submodule(value.total)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a rank without rows has not updated it
             found = float(metric.compute())

@@ -238,10 +238,10 @@ def trusting(trainer: Any) -> dict[str, Any]:
 
 
 def checkpoint_of(data: bytes | None) -> dict[str, Any] | None:
-    """The checkpoint in ``data``, which runs code. Raises ValueError where it is none of a LightningEstimator."""
+    """The checkpoint in ``data``, which runs code. Raises ValueError where another estimator wrote it."""
     if data is None:
         return None
     found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
     if not isinstance(found, dict) or OURS not in found:
-        raise ValueError("the checkpoint of the run is none of a LightningEstimator; give another run_id")
+        raise ValueError("the checkpoint of the run was not written by a LightningEstimator; give another run_id")
     return found

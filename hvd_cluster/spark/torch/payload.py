@@ -41,12 +41,12 @@ def checkpoint_bytes(checkpoint: Mapping[str, Any]) -> bytes:
 
 
 def checkpoint_of(data: bytes) -> dict[str, Any]:
-    """The checkpoint in ``data``; runs no code of it. Raises ValueError where it is none of a TorchEstimator."""
+    """The checkpoint in ``data``; runs no code of it. Raises ValueError where another estimator wrote it."""
     try:
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
-            f"the checkpoint of the run is none of a TorchEstimator: {error}; give another run_id"
+            f"the checkpoint of the run was not written by a TorchEstimator: {error}; give another run_id"
         ) from error
     if not isinstance(found, dict) or not {"model", "optimizer"} <= found.keys():
         raise ValueError("the checkpoint of the run has no model and no optimizer in it; give another run_id")

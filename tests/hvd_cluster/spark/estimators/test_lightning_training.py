@@ -103,6 +103,17 @@ def test_uneven_and_empty_shards(ranks, empty):
 
 
 @TWO
+def test_an_empty_rank_validates_with_the_weights_of_this_epoch(ranks):
+    """The other rank has one batch, as many as the empty one seems to have."""
+    kept_apart = line(4), line(0)
+    first, second = (
+        losses(trained(ranks, fit_of(epochs=3), line(4, validation=one), line(0, validation=other)), "validation")
+        for one, other in (kept_apart, kept_apart[::-1])
+    )
+    assert first == pytest.approx(second)
+
+
+@TWO
 def test_learning_rates_are_multiplied_by_the_number_of_ranks(ranks):
     """Two ranks with the same batch take the step of one rank with twice the rate."""
     module = line_module()
@@ -180,6 +191,27 @@ def test_arguments_of_the_trainer(ranks, tmp_path):
 
 
 @TWO
+def test_a_logger_gets_the_value_of_all_ranks_for_an_epoch_with_steps(ranks, tmp_path):
+    import csv
+
+    from lightning.pytorch.loggers import CSVLogger
+
+    def training_step(module, batch, batch_idx):
+        module.log("v", batch["x"].mean(), on_step=True, on_epoch=True)
+        module.log("steps", batch["x"].mean(), on_step=True, on_epoch=False)
+        return module.layer.weight.square().sum()
+
+    module = line_module()
+    type(module).training_step = training_step
+    arguments = {"logger": CSVLogger(tmp_path, version=0), "log_every_n_steps": 1}
+    trained(ranks, fit_of(module, arguments=arguments), line(4), line(4, first=4))
+    with open(tmp_path / "lightning_logs" / "version_0" / "metrics.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [float(each["v_epoch"]) for each in lines if each["v_epoch"]] == [pytest.approx(0.35)]
+    assert "steps_epoch" not in lines[0]
+
+
+@TWO
 def test_early_stopping_on_values_of_all_ranks(ranks):
     from lightning.pytorch.callbacks import EarlyStopping
 
@@ -217,6 +249,23 @@ def test_a_loss_that_is_nan_in_the_third_step(ranks):
 def test_no_rows(ranks):
     with pytest.raises(ValueError, match="there are no rows to train with"):
         trained(ranks, fit_of(), line(0, validation=line(4)), line(0, validation=line(4)))
+
+
+@ONE
+@pytest.mark.parametrize("validates", [False, True])
+def test_a_batch_of_another_class_is_refused(ranks, validates):
+    class Pair:
+        def __init__(self, batch):
+            self.batch = batch
+
+    def changed(module, batch, dataloader_idx):
+        return Pair(batch) if module.trainer.validating or not validates else batch
+
+    module = line_module()
+    type(module).on_after_batch_transfer = changed
+    type(module).training_step = lambda self, batch, batch_idx: self.layer.weight.square().sum()
+    with pytest.raises(ValueError, match=r"a batch is a Pair in which .* return a dictionary, a list or a tensor"):
+        trained(ranks, fit_of(module), line(8, validation=line(4)))
 
 
 @ONE
@@ -376,6 +425,8 @@ def test_batch_norm_of_all_ranks_where_one_is_empty(ranks):
         def __init__(self):
             super().__init__()
             self.layers = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+            for parameter in self.layers[1].parameters():
+                torch.nn.init.constant_(parameter, -2.0)  # far from the best
 
         def training_step(self, batch, batch_idx):
             return (self.layers(batch["x"])[:, 0] - batch["y"]).square().mean()
@@ -385,7 +436,7 @@ def test_batch_norm_of_all_ranks_where_one_is_empty(ranks):
 
     fit = fit_of(Normed(), epochs=20, arguments={"sync_batchnorm": True})
     outcome = trained(ranks, fit, line(0), line(24))
-    assert losses(outcome)[-1] < losses(outcome)[0] / 2
+    assert losses(outcome)[-1] < losses(outcome)[0] * 0.8
     assert outcome["model"]["layers.0.running_mean"].item() == pytest.approx(1.15, abs=0.3)
 
 
@@ -395,5 +446,21 @@ def test_the_checkpoint_of_another_estimator_is_refused(ranks, tmp_path):
 
     run = RunFolder(Store.create(tmp_path), "mine")
     run.write(checkpoint_bytes({"model": {}, "optimizer": {}}), [])
-    with pytest.raises(ValueError, match="the checkpoint of the run is none of a LightningEstimator; give another"):
+    with pytest.raises(
+        ValueError, match="the checkpoint of the run was not written by a LightningEstimator; give another"
+    ):
         trained(ranks, fit_of(run=run), line(8))
+
+
+@TWO
+@pytest.mark.parametrize("hook", ["setup", "configure_model"])
+def test_layers_that_come_after_the_start_are_refused(ranks, hook):
+    """The module of the caller could not load the state."""
+
+    def add(module, stage=None):
+        module.late = torch.nn.Linear(1, 1, bias=False)
+
+    module = line_module()
+    setattr(type(module), hook, add)
+    with pytest.raises(ValueError, match=r"state_dict: late.weight; .* so make layers in __init__"):
+        trained(ranks, fit_of(module), line(4), line(0))

@@ -102,9 +102,9 @@ def test_a_checkpoint_runs_no_code():
     found = checkpoint_of(checkpoint_bytes({"model": {"w": torch.ones(2)}, "optimizer": {}, "history": [{"epoch": 0}]}))
     assert torch.equal(found["model"]["w"], torch.ones(2))
     assert found["history"] == [{"epoch": 0}]
-    with pytest.raises(ValueError, match="the checkpoint of the run is none of a TorchEstimator"):
+    with pytest.raises(ValueError, match="the checkpoint of the run was not written by a TorchEstimator"):
         checkpoint_of(packed({"model": NeedsMore, "optimizer": print}))
-    with pytest.raises(ValueError, match="none of a TorchEstimator"):
+    with pytest.raises(ValueError, match="not written by a TorchEstimator"):
         checkpoint_of(b"rubbish")
     with pytest.raises(ValueError, match="no model and no optimizer"):
         checkpoint_of(checkpoint_bytes({"weights": 3}))
