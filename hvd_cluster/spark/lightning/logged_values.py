@@ -117,7 +117,7 @@ class ValueRecorder:
         # That of Lightning: the module may have a method of its own before it, with any arguments.
         base = lightning_base(type(module)) or type(module)
         self._signature = inspect.signature(base.log)
-        self._metrics = {id(each): name for name, each in module.named_modules() if _is_metric(each)}
+        self._metrics: dict[int, str] = {}
         self._phase: PhaseValues | None = None
         self._rows = 0
         self._is_training = False
@@ -171,7 +171,7 @@ class ValueRecorder:
 
     def _log_metric(self, phase: PhaseValues, name: str, metric: Any, options: Mapping[str, Any]) -> None:
         """Lightning gets the value of the step only. It would compute that of the epoch where no other rank does."""
-        place = options.get("metric_attribute") or self._metrics.get(id(metric))
+        place = options.get("metric_attribute") or self._place_of(metric)
         if place is None:
             raise ValueError(
                 f"the metric that is logged as {name!r} is no attribute of the LightningModule; make it one, so that "
@@ -181,6 +181,12 @@ class ValueRecorder:
         step = getattr(metric, "_forward_cache", None)
         if self._has_steps(options)[0] and step is not None:
             self._log(name, step, **{**options, "on_step": True, "on_epoch": False, "metric_attribute": None})
+
+    def _place_of(self, metric: Any) -> str | None:
+        """The name of ``metric`` in the module, which may have made it in ``setup``; None if it has none."""
+        if id(metric) not in self._metrics:
+            self._metrics = {id(each): name for name, each in self.module.named_modules() if _is_metric(each)}
+        return self._metrics.get(id(metric))
 
     def exchange(self, phase: PhaseValues) -> PhaseTotals:
         """The values of all ranks, which all call this; they are logged, too, so that callbacks see them."""

@@ -411,6 +411,24 @@ def test_metric_objects_and_manual_optimization(ranks):
 
 
 @TWO
+def test_a_metric_object_that_setup_makes(ranks):
+    import torchmetrics
+
+    def setup(module, stage):
+        module.mean = torchmetrics.MeanMetric()
+
+    def training_step(module, batch, batch_idx):
+        module.mean(batch["x"])
+        module.log("mean", module.mean)
+        return module.layer.weight.square().sum()
+
+    module = line_module()
+    type(module).setup, type(module).training_step = setup, training_step
+    outcome = trained(ranks, fit_of(module), line(4), line(4, first=4))
+    assert outcome["history"][0]["train"]["all_metrics"]["mean"] == pytest.approx(0.35)
+
+
+@TWO
 def test_gradients_that_add_up_where_one_rank_is_empty(ranks):
     fit = fit_of(epochs=25, arguments={"accumulate_grad_batches": 2})
     assert weight(trained(ranks, fit, line(0), line(28))) == pytest.approx(2, abs=0.05)
