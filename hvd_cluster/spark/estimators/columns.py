@@ -134,8 +134,8 @@ def check_strings(stacks: Sequence[Stack], settings: Mapping[str, Any]) -> None:
     names = [column.name for stack in stacks if stack.strings is not None for column in stack.columns]
     if names and settings["transformation_fn"] is None:
         raise ValueError(
-            f"feature_cols has the columns {', '.join(names)} of strings or binary data, but torch has no tensors of "
-            "them; give a transformation_fn that makes some of them, or index them first, as with StringIndexer"
+            f"feature_cols has the columns {', '.join(names)} of strings or binary data, of which the framework "
+            "has no tensors; give a transformation_fn that makes some, or index them first, as with StringIndexer"
         )
 
 

@@ -174,7 +174,13 @@ def as_tensor(array: Any) -> Any:
 
 
 def _as_text(array: Array) -> Any:
-    """Strings or bytes, which only TensorFlow has as tensors."""
+    """Strings or bytes. Raises ValueError where the backend of Keras has no tensors of them."""
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise ValueError(
+            f"a feature has strings or binary data, such as {array.reshape(-1)[0]!r}, of which {backend} has no "
+            "tensors; let transformation_fn return numbers for it, or use the backend tensorflow"
+        )
     import tensorflow
 
     return tensorflow.convert_to_tensor(array)

@@ -97,7 +97,7 @@ def model_bytes(model: keras.Model, custom: Custom | None = None) -> bytes:
     given, found = dict(custom or {}), _custom_of(model)
     with tempfile.TemporaryDirectory(prefix="hvd-keras-") as folder:
         path = os.path.join(folder, FILE_NAME)
-        with _saving, _named_lambdas(found), _quietly():
+        with _quietly(), _named_lambdas(found):
             model.save(path)
         if found or given:
             with zipfile.ZipFile(path, "a") as archive:
@@ -126,8 +126,9 @@ def _own_objects(data: bytes) -> tuple[dict[str, Any], list[str]]:
         return found
 
 
-# Held by a thread while Keras writes a file, in which lambdas have other names; the wait is as long as that.
-_saving = threading.Lock()
+# Held by a thread while Keras writes or reads a file: lambdas have other names then, and warnings are filtered in the
+# whole process. Reentrant, because a pickle has files in it. The wait is as long as that.
+_saving = threading.RLock()
 
 
 @contextmanager
@@ -268,7 +269,7 @@ def named(function: Any, name: str) -> Any:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Inside, Keras does not warn of lambdas and optimizers, which travel in another way."""
-    with warnings.catch_warnings():
+    with _saving, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
 
@@ -321,7 +322,7 @@ def checkpoint_bytes(arrays: Mapping[str, Sequence[Array]], about: Mapping[str, 
 
 
 def checkpoint_of(data: bytes) -> tuple[dict[str, list[Array]], dict[str, Any]]:
-    """The checkpoint in ``data``; runs no code. Raises ValueError where it is none of a KerasEstimator."""
+    """The checkpoint in ``data``; runs no code. Raises ValueError where a KerasEstimator did not write it."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as found:
             about = json.loads(found[ABOUT].tobytes())
@@ -334,6 +335,6 @@ def checkpoint_of(data: bytes) -> tuple[dict[str, list[Array]], dict[str, Any]]:
             }
     except Exception as error:
         raise ValueError(
-            f"the checkpoint of the run is none of a KerasEstimator: {error}; give another run_id"
+            f"the checkpoint of the run was not written by a KerasEstimator: {error}; give another run_id"
         ) from error
     return arrays, about

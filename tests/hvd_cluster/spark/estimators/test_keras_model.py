@@ -4,6 +4,7 @@ import io
 import os
 import sys
 import threading
+import warnings
 import zipfile
 from importlib.util import find_spec
 
@@ -199,7 +200,7 @@ def test_states_of_a_training():
     np.testing.assert_array_equal(predicted(other), predicted(model))
     with pytest.raises(ValueError, match="there are 1 arrays for the model, which do not fit its 2 variables"):
         put_arrays(other, {**read, "model": read["model"][:1]})
-    with pytest.raises(ValueError, match="the checkpoint of the run is none of a KerasEstimator"):
+    with pytest.raises(ValueError, match="the checkpoint of the run was not written by a KerasEstimator"):
         checkpoint_of(b"rubbish")
 
 
@@ -376,3 +377,23 @@ def test_the_module_of_a_framework_is_imported_with_its_variables(tmp_path, monk
     assert LateLoader("late_module.load", (("LATE", "later"),))(b"", None) == "then"
     assert os.environ["LATE"] == "then"
     del sys.modules["late_module"]
+
+
+def test_two_threads_leave_the_filters_of_warnings_as_they_were():
+    """As two fits do that a search starts."""
+    from hvd_cluster.spark.keras.payload import _quietly
+
+    before, inside, left = list(warnings.filters), threading.Event(), threading.Event()
+
+    def other():
+        with _quietly():
+            inside.set()
+            left.wait(10)
+
+    with _quietly():
+        thread = threading.Thread(target=other)
+        thread.start()
+        inside.wait(0.5)  # it comes in only where nothing keeps it out
+    left.set()
+    thread.join()
+    assert list(warnings.filters) == before

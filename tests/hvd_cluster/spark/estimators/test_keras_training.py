@@ -415,3 +415,11 @@ def test_strings_for_a_layer_of_the_model(ranks):
     shards = [ArrayShard([words], [labels]), ArrayShard([words[:1]], [labels[:1]])]
     outcome = outcome_of(ranks, shards, texts, epochs=3, columns=FitColumns(["words"], ["y"]))
     assert losses(outcome)[2] < losses(outcome)[0]
+
+
+@ON_TORCH
+def test_strings_that_stay_strings(ranks):
+    words = np.array([["one"], ["two"]], object)
+    shard = ArrayShard([words], [np.ones((2, 1), "float32")])
+    with pytest.raises(ValueError, match=r"such as 'one', of which torch has no tensors; let transformation_fn"):
+        outcome_of(ranks, [shard, shard])
