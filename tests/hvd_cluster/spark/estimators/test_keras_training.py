@@ -419,7 +419,10 @@ def test_strings_for_a_layer_of_the_model(ranks):
 
 @ON_TORCH
 def test_strings_that_stay_strings(ranks):
-    words = np.array([["one"], ["two"]], object)
-    shard = ArrayShard([words], [np.ones((2, 1), "float32")])
-    with pytest.raises(ValueError, match=r"such as 'one', of which torch has no tensors; let transformation_fn"):
-        outcome_of(ranks, [shard, shard])
+    def check():
+        from hvd_cluster.spark.keras.layout import as_tensor
+
+        with pytest.raises(ValueError, match=r"such as 'one', of which torch has no tensors; let transformation_fn"):
+            as_tensor(np.array([["one"], ["two"]], object))
+
+    ranks.run(check)
