@@ -109,7 +109,7 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
         self._counts: dict[tuple[Operation, str], int] = {}
         self._latest: dict[tuple[Operation, str], Sequence[Work]] = {}
 
-    # What torch asks of a group.
+    # Names, and the end.
 
     def getBackendName(self) -> str:
         """That of the backend."""
@@ -331,7 +331,7 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
             outputs, [torch.cat([_flat(part) for part in parts]) for parts in inputs], opts
         )
 
-    # What this backend does not have.
+    # Refused.
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> NoReturn:
         """Refused."""

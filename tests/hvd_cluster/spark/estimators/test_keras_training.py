@@ -49,7 +49,7 @@ def linear(weight=0.5, **options):
 
 
 def outcome_of(ranks, shards, make=linear, columns=None, run=None, rate=0.1, seed=None, layout=None, **options):
-    """What rank 0 returns for a fit of the model that ``make`` makes on ``shards``; the others return nothing."""
+    """The result of rank 0 of a fit of the model that ``make`` makes on ``shards``; the others return nothing."""
     columns = columns or FitColumns(["x"], ["y"])
     folder = run or RunFolder(None, "none")
 
