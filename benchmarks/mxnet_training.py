@@ -101,7 +101,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {side: [] for side in [NONE, OURS, f"{OURS}, one group", "by asnumpy"]}
     for _ in range(args.launches):
         for side, found in seconds.items():
-            found += hvd_cluster.run(measure, (side, args.rounds, args.steps), num_proc=args.ranks)[0]
+            found.extend(hvd_cluster.run(measure, (side, args.rounds, args.steps), num_proc=args.ranks)[0])
     speeds = {side: BATCH / statistics.median(found) for side, found in seconds.items()}
     records = [
         {"side": side, "images/s a rank": speed, "of no exchange": speed / speeds[NONE]}
