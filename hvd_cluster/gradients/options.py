@@ -17,6 +17,9 @@ from hvd_cluster.ops.submission import process_set_id
 Groups: TypeAlias = "int | Sequence[Sequence[Any]] | None"
 """A number of groups, or the parameters of each."""
 
+PLACES = ("host", "rank")
+"""Where the parameters of a sharded optimizer may lie: once on a host, or once on each rank."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -28,6 +31,7 @@ class Options:
     groups: Groups
     sparse_as_dense: bool
     process_set: ProcessSet
+    sharded: bool | str = False
 
     def describe_groups(self, parameters: Sequence[Any]) -> str:
         """``groups`` as a text, the same on all ranks; ``parameters`` are those of the optimizer."""
@@ -60,6 +64,8 @@ def check(options: Options) -> None:
             f"gradient_predivide_factor={factor} splits the division of Average and needs op=Average, not "
             f"{_written(op)}"
         )
+    if options.sharded not in (False, True, *PLACES):
+        raise InvalidRequestError(f"sharded={options.sharded!r} must be False, True, {' or '.join(map(repr, PLACES))}")
     if op is ReduceOp.ADASUM:
         _check_adasum(options)
 
@@ -70,6 +76,11 @@ def _written(op: ReduceOp) -> str:
 
 
 def _check_adasum(options: Options) -> None:
+    if options.sharded:
+        raise InvalidRequestError(
+            "op Adasum combines the steps that each rank makes with all parameters, so it cannot be sharded; use "
+            "Average or Sum, or leave out sharded"
+        )
     size = options.process_set.size() or 1
     if size & (size - 1):
         raise UnsupportedRequestError(

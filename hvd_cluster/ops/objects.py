@@ -97,21 +97,46 @@ def _broadcast(array: npt.NDArray[Any], root_rank: int, name: str | None, proces
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """The objects of all members that have not joined, in rank order. Raises as :func:`broadcast_object`."""
-    headers, pieces = _gathered(_pickle(obj), name, process_set)
-    for (_, failed, rank), piece in zip(headers, pieces, strict=True):
+    parcel = _pickle(obj)
+    headers = _headers(parcel, name, process_set)
+    return _unpacked(headers, _allgather(parcel.data, _suffixed(name, "t"), process_set))
+
+
+def gather_object(
+    obj: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[T] | None:
+    """The objects of all members, in rank order, on the global rank ``root_rank``; None on the others.
+
+    Raises as :func:`broadcast_object`, and InvalidRequestError unless the root is a member.
+    """
+    ranks = process_set.ranks or []
+    if root_rank not in ranks:
+        raise InvalidRequestError(f"root_rank={root_rank} is not one of the ranks {ranks}; give one of them")
+    parcel = _pickle(obj)
+    headers = _headers(parcel, name, process_set)
+    splits = tuple(parcel.data.size if rank == root_rank else 0 for rank in ranks)
+    data = run(Operation.ALLTOALL, gathered, parcel.data, _suffixed(name, "t"), process_set, splits=splits)
+    failed = [rank for _, has_failed, rank in headers.tolist() if has_failed]
+    if failed and basics.rank() != root_rank:
+        raise InvalidRequestError(f"rank {failed[0]} cannot pickle its object; rank {root_rank} says why")
+    if basics.rank() != root_rank:
+        return None
+    return _unpacked(headers, data)
+
+
+def _headers(parcel: _Parcel, name: str | None, process_set: ProcessSet) -> npt.NDArray[np.int64]:
+    """Size, failure and rank of each member's parcel."""
+    header = np.append(parcel.header, basics.rank())
+    return _allgather(header, _suffixed(name, "sz"), process_set).reshape(-1, 3)
+
+
+def _unpacked(headers: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> list[Any]:
+    """The objects in ``data``, the parcels of all members."""
+    pieces = np.split(data, np.cumsum(headers[:-1, 0]))
+    for (_, failed, rank), piece in zip(headers.tolist(), pieces, strict=True):
         if failed:
             raise _not_pickled(rank, piece)
-    return [_unpickle(piece, rank) for (_, _, rank), piece in zip(headers, pieces, strict=True)]
-
-
-def _gathered(
-    parcel: _Parcel, name: str | None, process_set: ProcessSet
-) -> tuple[list[list[int]], list[npt.NDArray[np.uint8]]]:
-    """Size, failure and rank of each member's parcel, and its contents."""
-    header = np.append(parcel.header, basics.rank())
-    headers = _allgather(header, _suffixed(name, "sz"), process_set).reshape(-1, 3)
-    gathered = _allgather(parcel.data, _suffixed(name, "t"), process_set)
-    return headers.tolist(), np.split(gathered, np.cumsum(headers[:-1, 0]))
+    return [_unpickle(piece, rank) for (_, _, rank), piece in zip(headers.tolist(), pieces, strict=True)]
 
 
 def _allgather(array: npt.NDArray[Any], name: str | None, process_set: ProcessSet) -> npt.NDArray[Any]:

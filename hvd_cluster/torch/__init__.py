@@ -18,7 +18,12 @@ from hvd_cluster.ops.objects import allgather_object, broadcast_object
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch import kernels as _kernels
 from hvd_cluster.torch import mpi_ops as _mpi_ops
-from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvd_cluster.torch.functions import (
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    clip_grad_norm_,
+    full_state_dict,
+)
 from hvd_cluster.torch.mpi_ops import *  # noqa: F403
 from hvd_cluster.torch.optimizer import DistributedOptimizer
 from hvd_cluster.torch.sync_batch_norm import SyncBatchNorm
@@ -32,8 +37,10 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "check_extension",
+    "clip_grad_norm_",
     "count_samples",
     "elastic",
+    "full_state_dict",
     "metrics",
 ]
 __all__ += _mpi_ops.__all__

@@ -17,8 +17,17 @@ from hvd_cluster.ops.objects import allgather_object, broadcast_object
 from hvd_cluster.ops.structures import broadcast_structure, mapped, named, paired, plain
 from hvd_cluster.torch.mpi_ops import broadcast_async_
 from hvd_cluster.torch.operations.operands import run_all
+from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
+from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "clip_grad_norm_",
+    "full_state_dict",
+]
 
 Parameters: TypeAlias = "Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]"
 
@@ -57,6 +66,8 @@ def broadcast_optimizer_state(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidRequestError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
+    if isinstance(optimizer, ShardedOptimizer):
+        optimizer.unite()
     tensors: list[torch.Tensor] = []
 
     def structure() -> Any:
@@ -68,6 +79,38 @@ def broadcast_optimizer_state(
     _broadcast([(f"optimizer.{index}", each) for index, each in enumerate(tensors)], root_rank, process_set)
     if state_dict is not None:
         _load(optimizer, state_dict)
+
+
+def full_state_dict(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> dict[str, Any] | None:
+    """``optimizer.state_dict()`` on the global rank ``root_rank``, None on the others; all ranks call it.
+
+    The result is in the format of the optimizer that was wrapped, also with ``sharded``: a plain optimizer loads it, and
+    one on any number of ranks. InvalidRequestError unless ``root_rank`` is in the optimizer's process set.
+    """
+    if isinstance(optimizer, ShardedOptimizer):
+        return optimizer.state_dict_on(root_rank)
+    return optimizer.state_dict() if basics.rank() == root_rank else None
+
+
+def clip_grad_norm_(
+    target: torch.optim.Optimizer | torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """Clip the combined gradients of an optimizer, between ``backward()`` and ``step()``, as torch's function does.
+
+    A DistributedOptimizer combines its gradients first, and ``step()`` does not combine them again. For parameters this
+    is torch's function: call ``synchronize()`` before. Returns the norm of all gradients before they were clipped. The
+    other arguments are those of :func:`torch.nn.utils.clip_grad_norm_`.
+    """
+    parameters: Any = target
+    if isinstance(target, torch.optim.Optimizer):
+        parameters = [parameter for group in target.param_groups for parameter in group["params"]]
+        if isinstance(target, HookedOptimizer):
+            target.combine_for_step()
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
 @dataclass(frozen=True)

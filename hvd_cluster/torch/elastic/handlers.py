@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from collectives import override
+from collectives import InvalidRequestError, override
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.ops.structures import mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvd_cluster.torch.optimizer.inventory import parameter_groups
+from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 from hvd_cluster.torch.optimizer.transfers import is_shared
 
 __all__ = ["ModelStateHandler", "OptimizerStateHandler"]
@@ -71,6 +72,14 @@ class OptimizerStateHandler(SnapshotHandler):
     """For optimizers, wrapped or not: options of the groups are light, the state of each parameter is heavy."""
 
     value: torch.optim.Optimizer
+
+    def __init__(self, value: torch.optim.Optimizer) -> None:
+        if isinstance(value, ShardedOptimizer):
+            raise InvalidRequestError(
+                "a sharded optimizer cannot be in the state of an elastic job: the part of a lost rank would be lost; "
+                "leave out sharded"
+            )
+        super().__init__(value)
 
     @override
     def light(self) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ class HookedOptimizer(torch.optim.Optimizer):
     def _clear_flags(self) -> None:
         self._skip = False
         self._synchronized = False
-        self._combined_for_scaler = False
+        self._combined_for_step = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in the wrapped optimizer; the new gradients are combined, too. All ranks add the same groups."""
@@ -90,8 +90,8 @@ class HookedOptimizer(torch.optim.Optimizer):
         """Combine the gradients, then let the wrapped optimizer step; a closure's gradients are combined after it."""
         try:
             if closure is not None:
-                return super().step(lambda: self._evaluate(closure))
-            if not (self._skip or self._combined_for_scaler):
+                return self._update(lambda: self._evaluate(closure))
+            if not (self._skip or self._combined_for_step):
                 if self._synchronized:
                     warnings.warn(
                         "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -100,10 +100,14 @@ class HookedOptimizer(torch.optim.Optimizer):
                         stacklevel=2,
                     )
                 self.synchronize()
-            self._synchronized = self._combined_for_scaler = False
-            return super().step()
+            self._synchronized = self._combined_for_step = False
+            return self._update()
         finally:
             process_meter.count_step()
+
+    def _update(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The step of the wrapped optimizer."""
+        return super().step(closure) if closure is not None else super().step()
 
     # Otherwise Optimizer.__setstate__ would put its hooks around this step as well as around the class's own step.
     step.hooked = True  # type: ignore[attr-defined]
@@ -125,6 +129,12 @@ class HookedOptimizer(torch.optim.Optimizer):
             return here
         return allreduce(here, name="loss.LBFGS", op=options.op, process_set=options.process_set)
 
+    def combine_for_step(self) -> None:
+        """Combine the gradients now, unless they are; the next ``step()`` takes them as they are then."""
+        if not (self._skip or self._is_combined()):
+            self.synchronize()
+            self._combined_for_step = True
+
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """GradScaler.step() reads this before it looks for infinities; all ranks must see the same ones."""
@@ -132,7 +142,7 @@ class HookedOptimizer(torch.optim.Optimizer):
             self.synchronize()
             self._synchronized = False
             self._require_scaled(sys._getframe(1).f_locals.get("self"))
-            self._synchronized = self._combined_for_scaler = True
+            self._synchronized = self._combined_for_step = True
         return bool(self.__dict__.get("_step_supports_amp_scaling", False))
 
     @_step_supports_amp_scaling.setter
@@ -151,7 +161,7 @@ class HookedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in the wrapped optimizer; gradients that no step has used are forgotten, also those in flight."""
         self._combiner.throw_away()
-        self._synchronized = self._combined_for_scaler = False
+        self._synchronized = self._combined_for_step = False
         super().zero_grad(set_to_none)
 
     def _discard(self) -> None:

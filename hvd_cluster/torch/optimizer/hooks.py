@@ -167,7 +167,7 @@ class GradientCombiner:
             if optimizer is None:
                 handle.remove()
             else:
-                optimizer._synchronized = optimizer._combined_for_scaler = False
+                optimizer._synchronized = optimizer._combined_for_step = False
                 optimizer._combiner.on_gradient(parameter)
 
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]

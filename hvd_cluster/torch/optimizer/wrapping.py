@@ -19,6 +19,7 @@ from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.optimizer.adasum import AdasumOptimizer
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 from hvd_cluster.torch.optimizer.inventory import Names, given_names, parameter_groups
+from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 
 
 def DistributedOptimizer(
@@ -32,6 +33,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    sharded: bool | str = False,
 ) -> torch.optim.Optimizer:
     """Wrap ``optimizer``: its ``step()`` works on gradients combined over all ranks of ``process_set``.
 
@@ -56,6 +58,11 @@ def DistributedOptimizer(
     them. Optimizers may be used side by side, each for parameters of its own; if their parameter names are equal, all
     ranks call their ``step()`` in the same order. Before its first step an optimizer sends nothing in backward.
 
+    With ``sharded`` each rank updates its own part of the parameters and has the state of that part only. All ranks
+    start with equal parameters. On one host they lie in memory that the ranks share ("host"); elsewhere each rank has its own
+    copy, and the parts are exchanged after the step ("rank"); True takes the first if it is possible. Then
+    ``state_dict()`` is a collective, see :func:`full_state_dict`, and docs/sharded.md.
+
     With torch.amp.GradScaler call ``scaler.step(optimizer)`` as usual, or ``optimizer.synchronize()`` before
     ``scaler.unscale_(optimizer)``. InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
     """
@@ -63,7 +70,7 @@ def DistributedOptimizer(
     given_groups = as_groups(groups, num_groups, torch.Tensor)
     check_passes(backward_passes_per_step)
     options = Options(
-        compression, choose_op(None, op), gradient_predivide_factor, given_groups, sparse_as_dense, process_set
+        compression, choose_op(None, op), gradient_predivide_factor, given_groups, sparse_as_dense, process_set, sharded
     )
     check(options)
     names = given_names(parameter_groups(optimizer), named_parameters)
@@ -82,7 +89,10 @@ def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: 
     if earlier is not None:  # of a wrapper that is gone
         earlier.release()
     base = type(optimizer)
-    kind = AdasumOptimizer if options.op is ReduceOp.ADASUM else HookedOptimizer
+    if options.sharded:
+        kind: type[torch.optim.Optimizer] = ShardedOptimizer
+    else:
+        kind = AdasumOptimizer if options.op is ReduceOp.ADASUM else HookedOptimizer
     members = {"__module__": base.__module__, "__reduce__": _reduce, "__copy__": _refuse_copy}
     wrapped: Any = object.__new__(type(base.__name__, (kind, base), members))
     wrapped.__dict__ = optimizer.__dict__
@@ -113,6 +123,11 @@ def _followed(optimizer: torch.optim.Optimizer, wrapped: Any) -> Callable[..., A
 
 def _reduce(wrapped: Any) -> tuple[Any, ...]:
     """For pickle and copy: torch's state of the optimizer and the arguments of the wrapper, but nothing in flight."""
+    if getattr(wrapped, "_shard", None) is not None:
+        raise InvalidRequestError(
+            "a sharded optimizer has the state of a part of the parameters only, so a copy of it would be of no use; "
+            "keep its state_dict()"
+        )
     base = type(wrapped).__bases__[1]
     names = list(wrapped._given_names.items())
     process_set = wrapped._options.process_set

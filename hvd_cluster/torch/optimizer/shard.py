@@ -1,0 +1,290 @@
+"""The shard of a rank: its parts of parameters, which lie in one piece of memory, and of gradients and state."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.graph import increment_version
+
+from collectives import Buffer, Engine, InvalidRequestError, Operation
+from hvd_cluster.core import basics
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.gradients.shards import cut, deal
+from hvd_cluster.ops.host_memory import shared_memory
+from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.ops.submission import submit
+from hvd_cluster.torch.tensors import to_buffer
+
+logger = logging.getLogger(__name__)
+
+NAME = "optimizer.shard"
+ELEMENT_WISE = frozenset(
+    [
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+    ]
+)
+"""Optimizers that compute each element of a parameter from that of its gradient and of its state alone."""
+DECLARATION = "hvd_element_wise"
+"""The attribute by which another class says so, with True."""
+REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
+    torch.optim.LBFGS: "computes one direction from all gradients",
+    torch.optim.SparseAdam: "needs sparse gradients, which cannot be cut",
+}
+
+
+def is_element_wise(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer of the class ``kind`` may get parts of parameters; a subclass must declare it itself."""
+    return bool(vars(kind).get(DECLARATION, kind in ELEMENT_WISE))
+
+
+def check(optimizer: torch.optim.Optimizer) -> None:
+    """InvalidRequestError for an optimizer, or a parameter, that cannot be sharded."""
+    for kind, reason in REFUSED.items():
+        if isinstance(optimizer, kind):
+            raise InvalidRequestError(f"{kind.__name__} {reason}, so it cannot be sharded; leave out sharded")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    devices = sorted({str(parameter.device) for parameter in parameters})
+    if len(devices) > 1:
+        raise InvalidRequestError(
+            f"the parameters are on the devices {', '.join(devices)}, but sharded parameters lie in one piece of "
+            "memory; make an optimizer for each device"
+        )
+
+
+def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Those of ``parameter``, or contiguous ones if it has gaps."""
+    return torch.empty_like(parameter, device="meta").stride()
+
+
+def in_row(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The elements of ``tensor``, in the order of memory with ``strides``; copied only if it has other ones."""
+    tensor = tensor.detach()
+    if tensor.stride() != tuple(strides):
+        tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+class Piece(NamedTuple):
+    """The elements ``start`` to ``stop`` of ``parameter``, which are ``tensor``.
+
+    ``tensor`` has the shape of the parameter if it is the whole of it; else it is a row. ``strides`` are those of the
+    parameter.
+    """
+
+    parameter: torch.Tensor
+    start: int
+    stop: int
+    tensor: torch.Tensor
+    strides: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its parameter."""
+        return self.stop - self.start == self.parameter.numel()
+
+    def take_gradient(self) -> None:
+        """Let ``tensor.grad`` be this part of the gradient. InvalidRequestError for a sparse one."""
+        gradient = self.parameter.grad
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise InvalidRequestError(
+                f"a gradient of shape {tuple(gradient.shape)} is sparse, and cannot be cut; give DistributedOptimizer "
+                "sparse_as_dense=True, or leave out sharded"
+            )
+        self.tensor.grad = None if gradient is None else self.part_of(gradient)
+
+    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This part of a ``tensor`` with the shape of the parameter; a view if it has its strides."""
+        return tensor.detach() if self.is_whole else in_row(tensor, self.strides)[self.start : self.stop]
+
+
+class Shard:
+    """The ``pieces`` of the rank at ``position`` of ``process_set``, and the memory of all ``parameters``.
+
+    A collective: all members make theirs at the same time. ``place``: "host" for memory that they share, "rank" for
+    memory of each, True for the first if they can. InvalidRequestError, on all ranks, where their parameters differ in
+    any bit, or their memory cannot be shared with "host".
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        names: Mapping[torch.Tensor, str],
+        element_wise: bool,
+        place: bool | str,
+        process_set: ProcessSet,
+    ) -> None:
+        self.parameters = list(parameters)
+        self._process_set = process_set
+        self._engine = weakref.ref(basics.engine())
+        position, ranks = process_set.rank() or 0, process_set.size() or 1
+        _require_equal(self.parameters, names, process_set)
+        sizes = [parameter.numel() * parameter.element_size() for parameter in self.parameters]
+        self._layout = (cut if element_wise else deal)(sizes, ranks)
+        self._memory, self.is_shared = _memory(self._layout.nbytes, self.parameters, place, process_set)
+        self._own = self._memory[self._layout.bounds[position] : self._layout.bounds[position + 1]]
+        rows = [self._row(index) for index in range(len(self.parameters))]
+        strides = [dense_strides(parameter) for parameter in self.parameters]
+        self._move(rows, strides, fills=position == 0 or not self.is_shared)
+        self._addresses = [parameter.data_ptr() for parameter in self.parameters]
+        self.pieces = [
+            self._piece(index, start, stop, rows[index], strides[index])
+            for index, start, stop in self._layout.parts(position)
+        ]
+
+    def _row(self, index: int) -> torch.Tensor:
+        start = self._layout.offsets[index]
+        return self._memory[start : start + self._layout.sizes[index]].view(self.parameters[index].dtype)
+
+    @torch.no_grad()
+    def _move(self, rows: Sequence[torch.Tensor], strides: Sequence[Sequence[int]], fills: bool) -> None:
+        """Let the parameters lie in the memory; one rank ``fills`` it, for all that share it."""
+        for parameter, row, stride in zip(self.parameters, rows, strides, strict=True):
+            if fills:
+                row.copy_(in_row(parameter, stride))
+        if self.is_shared:
+            allgather_object(None, f"{NAME}.filled", self._process_set)
+        for parameter, row, stride in zip(self.parameters, rows, strides, strict=True):
+            parameter.data = row.as_strided(parameter.shape, stride)
+
+    def _piece(self, index: int, start: int, stop: int, row: torch.Tensor, strides: tuple[int, ...]) -> Piece:
+        parameter = self.parameters[index]
+        size = parameter.element_size()
+        start, stop = start // size, stop // size
+        is_whole = stop - start == parameter.numel()
+        tensor = row.as_strided(parameter.shape, strides) if is_whole else row[start:stop]
+        return Piece(parameter, start, stop, tensor, strides)
+
+    @property
+    def engine(self) -> Engine | None:
+        """That of the world of its ranks, as long as it exists."""
+        return self._engine()
+
+    def fits(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether ``parameters`` are those of this shard, and lie in its memory."""
+        return (
+            len(parameters) == len(self.parameters)
+            and all([one is other for one, other in zip(parameters, self.parameters, strict=True)])
+            and [parameter.data_ptr() for parameter in parameters] == self._addresses
+        )
+
+    def publish(self) -> None:
+        """Wait until all members have updated their parts, and get those that lie elsewhere."""
+        if self.is_shared:
+            done = torch.zeros(1, dtype=torch.uint8)
+            submit(Operation.ALLGATHER, to_buffer(done), _anywhere, NAME, self._process_set, wait=True).outcome()
+        else:
+            self._gather()
+        increment_version(self.parameters)
+
+    def _gather(self) -> None:
+        def destination(shape: tuple[int, ...]) -> Buffer:
+            return to_buffer(self._memory.view(shape))
+
+        submit(
+            Operation.ALLGATHER, to_buffer(self._own.clone()), destination, NAME, self._process_set, wait=True
+        ).outcome()
+
+
+def _anywhere(shape: tuple[int, ...]) -> Buffer:
+    return to_buffer(torch.empty(shape, dtype=torch.uint8))
+
+
+def _memory(
+    nbytes: int, parameters: Sequence[torch.Tensor], place: bool | str, process_set: ProcessSet
+) -> tuple[torch.Tensor, bool]:
+    """``nbytes`` of bytes, and whether all members share them."""
+    problem = "" if all([parameter.is_cpu for parameter in parameters]) else "the parameters are not in host memory"
+    if place != "rank" and not problem:
+        shared, problem = shared_memory(nbytes, NAME, process_set)
+        if shared is not None:
+            logger.info("%s: %d bytes of parameters lie once on this host", NAME, nbytes)
+            return torch.from_numpy(shared), True
+    if place == "host":
+        raise InvalidRequestError(f'sharded="host" needs ranks that share memory: {problem}; give sharded=True')
+    logger.info("%s: each rank has its own %d bytes of parameters. %s", NAME, nbytes, problem)
+    device = parameters[0].device if parameters else "cpu"
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device), False
+
+
+def _require_equal(
+    parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str], process_set: ProcessSet
+) -> None:
+    own = [_digest(parameter) for parameter in parameters]
+    digests = allgather_object(own, f"{NAME}.digests", process_set)
+    for index, parameter in enumerate(parameters):
+        if any(each[index : index + 1] != own[index : index + 1] for each in digests):
+            raise InvalidRequestError(
+                f"the parameter {names[parameter]!r} is not the same on all ranks, but each rank updates a part of it; "
+                "call broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
+            )
+    if any(len(each) != len(own) for each in digests):
+        raise InvalidRequestError(
+            f"the ranks have {[len(each) for each in digests]} parameters; give all ranks the same model"
+        )
+
+
+def _digest(parameter: torch.Tensor) -> bytes:
+    row = in_row(parameter, dense_strides(parameter)).cpu()
+    description = f"{parameter.dtype} {tuple(parameter.shape)}".encode()
+    return blake2b(row.view(torch.uint8).numpy().data, key=description[:64]).digest()
+
+
+class StatePart(NamedTuple):
+    """The state of the elements ``start`` to ``stop`` of the parameter of this ``number``."""
+
+    number: int
+    start: int
+    stop: int
+    state: Any
+
+
+def cut_state(state: Any, parameter: torch.Tensor, piece: Piece, name: str) -> Any:
+    """The part of the ``state`` of a parameter that belongs to ``piece``: tensors of its shape are cut."""
+    if piece.is_whole:
+        return state
+    return {key: _cut_value(value, parameter, piece, f"{key} of {name!r}") for key, value in state.items()}
+
+
+def _cut_value(value: Any, parameter: torch.Tensor, piece: Piece, what: str) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value.clone() if isinstance(value, torch.Tensor) else value
+    if value.shape != parameter.shape:
+        raise InvalidRequestError(
+            f"the state {what} has the shape {tuple(value.shape)}, and the parameter {tuple(parameter.shape)}; load "
+            "the state of the same model, or leave out sharded"
+        )
+    return piece.part_of(value).clone()
+
+
+def joined_state(parameter: torch.Tensor, parts: Iterable[StatePart]) -> Any:
+    """The state of all of ``parameter``, from those of its ``parts``, which are all there."""
+    ordered = sorted(parts, key=lambda part: part.start)
+    first = ordered[0]
+    if first.stop - first.start == parameter.numel():
+        return first.state
+    return {key: _joined_value(key, value, parameter, ordered) for key, value in first.state.items()}
+
+
+def _joined_value(key: Any, value: Any, parameter: torch.Tensor, parts: Sequence[StatePart]) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    whole = torch.empty_strided(parameter.shape, dense_strides(parameter), dtype=value.dtype, device=parameter.device)
+    row = whole.as_strided((whole.numel(),), (1,))
+    for part in parts:
+        row[part.start : part.stop].copy_(part.state[key])
+    return whole
