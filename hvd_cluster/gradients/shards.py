@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 ALIGNMENT = 256
-"""Bytes between the places where a parameter may begin, or be cut: vector instructions have whole numbers on both sides.
+"""Bytes between the places where a parameter may begin, or be cut: no vector of a kernel crosses such a place.
 
 So the numbers that a kernel computes one by one, at the end of its memory, are those of the whole parameter.
 """

@@ -84,8 +84,8 @@ def broadcast_optimizer_state(
 def full_state_dict(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> dict[str, Any] | None:
     """``optimizer.state_dict()`` on the global rank ``root_rank``, None on the others; all ranks call it.
 
-    The result is in the format of the optimizer that was wrapped, also with ``sharded``: a plain optimizer loads it, and
-    one on any number of ranks. InvalidRequestError unless ``root_rank`` is in the optimizer's process set.
+    The result is in the format of the optimizer that was wrapped, also with ``sharded``: a plain optimizer loads it,
+    and one on any number of ranks. InvalidRequestError unless ``root_rank`` is in the optimizer's process set.
     """
     if isinstance(optimizer, ShardedOptimizer):
         return optimizer.state_dict_on(root_rank)

@@ -97,9 +97,11 @@ class Piece(NamedTuple):
         """Whether it is all of its parameter."""
         return self.stop - self.start == self.parameter.numel()
 
-    def take_gradient(self) -> None:
+    def take_gradient(self, sparse_as_dense: bool) -> None:
         """Let ``tensor.grad`` be this part of the gradient. InvalidRequestError for a sparse one."""
         gradient = self.parameter.grad
+        if sparse_as_dense and gradient is not None:
+            gradient = gradient.to_dense()
         if gradient is not None and gradient.layout is not torch.strided:
             raise InvalidRequestError(
                 f"a gradient of shape {tuple(gradient.shape)} is sparse, and cannot be cut; give DistributedOptimizer "
@@ -134,6 +136,7 @@ class Shard:
         position, ranks = process_set.rank() or 0, process_set.size() or 1
         _require_equal(self.parameters, names, process_set)
         sizes = [parameter.numel() * parameter.element_size() for parameter in self.parameters]
+        self.is_element_wise = element_wise
         self._layout = (cut if element_wise else deal)(sizes, ranks)
         self._memory, self.is_shared = _memory(self._layout.nbytes, self.parameters, place, process_set)
         self._own = self._memory[self._layout.bounds[position] : self._layout.bounds[position + 1]]
@@ -253,22 +256,28 @@ class StatePart(NamedTuple):
     state: Any
 
 
-def cut_state(state: Any, parameter: torch.Tensor, piece: Piece, name: str) -> Any:
+def require_shapes(state: Any, parameter: torch.Tensor, name: str) -> None:
+    """Refuse a ``state`` of the ``parameter`` called ``name`` that an element-wise optimizer cannot have.
+
+    InvalidRequestError unless each tensor has no dimension, or the shape of the parameter.
+    """
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
+            raise InvalidRequestError(
+                f"the state {key} of {name!r} has the shape {tuple(value.shape)}, and the parameter "
+                f"{tuple(parameter.shape)}; load the state of the same model, or leave out sharded"
+            )
+
+
+def cut_state(state: Any, piece: Piece) -> Any:
     """The part of the ``state`` of a parameter that belongs to ``piece``: tensors of its shape are cut."""
-    if piece.is_whole:
-        return state
-    return {key: _cut_value(value, parameter, piece, f"{key} of {name!r}") for key, value in state.items()}
+    return state if piece.is_whole else {key: _cut_value(value, piece) for key, value in state.items()}
 
 
-def _cut_value(value: Any, parameter: torch.Tensor, piece: Piece, what: str) -> Any:
-    if not isinstance(value, torch.Tensor) or value.dim() == 0:
-        return value.clone() if isinstance(value, torch.Tensor) else value
-    if value.shape != parameter.shape:
-        raise InvalidRequestError(
-            f"the state {what} has the shape {tuple(value.shape)}, and the parameter {tuple(parameter.shape)}; load "
-            "the state of the same model, or leave out sharded"
-        )
-    return piece.part_of(value).clone()
+def _cut_value(value: Any, piece: Piece) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return piece.part_of(value).clone() if value.dim() else value.clone()
 
 
 def joined_state(parameter: torch.Tensor, parts: Iterable[StatePart]) -> Any:

@@ -24,6 +24,7 @@ from hvd_cluster.torch.optimizer.shard import (
     cut_state,
     is_element_wise,
     joined_state,
+    require_shapes,
 )
 
 State = dict[torch.Tensor, Any]
@@ -62,6 +63,7 @@ class ShardedOptimizer(HookedOptimizer):
             return super()._update(closure)
         shard = self._present_shard()
         try:
+            self._take_state(shard)
             with self._reduced_to(shard):
                 result = super()._update(closure)
         except Exception as error:
@@ -85,11 +87,9 @@ class ShardedOptimizer(HookedOptimizer):
         parameters, shard = self._parameters(), self._shard
         if shard is None or shard.engine is not basics.engine() or not shard.fits(parameters):
             self.unite()
-            kind = type(self).__bases__[1]
             names, options = self._parameter_names, self._options
-            shard = Shard(parameters, names, is_element_wise(kind), options.sharded, options.process_set)
+            shard = Shard(parameters, names, is_element_wise(self._kind), options.sharded, options.process_set)
             self._shard = shard
-        self._take_state(shard)
         return shard
 
     def _take_state(self, shard: Shard) -> None:
@@ -97,14 +97,23 @@ class ShardedOptimizer(HookedOptimizer):
         given = [parameter for parameter in shard.parameters if parameter in self.state]
         if not given:
             return
-        names = self._parameter_names
+        self._require_shapes()
         pieces: dict[torch.Tensor, list[Piece]] = defaultdict(list)
         for piece in shard.pieces:
             pieces[piece.parameter].append(piece)
         for parameter in given:
             state = self.state.pop(parameter)
-            for piece in pieces[parameter]:
-                self.state[piece.tensor] = cut_state(state, parameter, piece, names[parameter])
+            self.state.update({piece.tensor: cut_state(state, piece) for piece in pieces[parameter]})
+
+    def _require_shapes(self) -> None:
+        if is_element_wise(self._kind):
+            for parameter, name in self._parameter_names.items():
+                require_shapes(self.state.get(parameter, {}), parameter, name)
+
+    @property
+    def _kind(self) -> type[torch.optim.Optimizer]:
+        kind: type[torch.optim.Optimizer] = type(self).__bases__[1]
+        return kind
 
     @contextmanager
     def _reduced_to(self, shard: Shard) -> Iterator[None]:
@@ -113,7 +122,7 @@ class ShardedOptimizer(HookedOptimizer):
         places = {parameter: place for place, group in enumerate(groups) for parameter in group["params"]}
         pieces: dict[int, list[torch.Tensor]] = defaultdict(list)
         for piece in shard.pieces:
-            piece.take_gradient()
+            piece.take_gradient(self._options.sparse_as_dense)
             pieces[places[piece.parameter]].append(piece.tensor)
         reduced = {place: {**groups[place], "params": tensors} for place, tensors in sorted(pieces.items())}
         self.param_groups = list(reduced.values())
@@ -197,11 +206,15 @@ class ShardedOptimizer(HookedOptimizer):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a full state; each rank keeps its part from the next step on. All ranks load the same one."""
+        """Take a full state; each rank keeps its part from the next step on. All ranks load the same one.
+
+        InvalidRequestError for that of another model, and the errors of the wrapped optimizer; then nothing changes.
+        """
         own = self.state
         self.state = defaultdict(dict)
         try:
             super().load_state_dict(state_dict)
+            self._require_shapes()
         except BaseException:
             self.state = own
             raise

@@ -59,9 +59,9 @@ def DistributedOptimizer(
     ranks call their ``step()`` in the same order. Before its first step an optimizer sends nothing in backward.
 
     With ``sharded`` each rank updates its own part of the parameters and has the state of that part only. All ranks
-    start with equal parameters. On one host they lie in memory that the ranks share ("host"); elsewhere each rank has its own
-    copy, and the parts are exchanged after the step ("rank"); True takes the first if it is possible. Then
-    ``state_dict()`` is a collective, see :func:`full_state_dict`, and docs/sharded.md.
+    start with equal parameters. On one host they lie in memory that the ranks share ("host"). Elsewhere each rank has
+    its own copy, and the parts are exchanged after the step ("rank"). True takes the first if it is possible. Then
+    ``state_dict()`` is a collective, see :func:`full_state_dict` and docs/sharded.md.
 
     With torch.amp.GradScaler call ``scaler.step(optimizer)`` as usual, or ``optimizer.synchronize()`` before
     ``scaler.unscale_(optimizer)``. InvalidRequestError for bad arguments, NotInitializedError before ``init()``.

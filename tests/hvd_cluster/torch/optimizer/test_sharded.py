@@ -1,0 +1,439 @@
+"""DistributedOptimizer(sharded=...): each rank updates its part, and all is as without it, to the last bit."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+from collectives.api import InvalidRequestError, RefusedCallError
+from hvd_cluster.torch.optimizer.shard import ELEMENT_WISE, is_element_wise
+from tests.checks import each_check
+from tests.hvd_cluster.torch.training import assert_identical_everywhere, data, flat, loss_of, own
+
+PLACES = ("host", "rank")
+# More than one block of each parameter, so that the ranks cut some of them.
+WIDTH = 67
+
+
+def build(dtype=torch.float32):
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(7, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 3)]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def wrapped(model, make, sharded, **options):
+    named = [(f"{sharded}.{name}", parameter) for name, parameter in model.named_parameters()]
+    return hvd.DistributedOptimizer(make(model.parameters()), named, sharded=sharded, **options)
+
+
+def backward(model, optimizer, step, passes=1):
+    optimizer.zero_grad()
+    dtype = next(model.parameters()).dtype
+    for number in range(passes):
+        images, labels = data(10 * step + number, dtype)
+        loss_of(model, own(images), own(labels)).backward()
+
+
+def train(model, optimizer, steps, passes=1):
+    for step in steps:
+        backward(model, optimizer, step, passes)
+        optimizer.step()
+
+
+def adam(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and one.stride() == other.stride() and torch.equal(one, other)
+    return one == other
+
+
+def assert_same_training(make, models=build, steps=range(3), passes=1, train=train, **options):
+    """Parameters and state are those without ``sharded``, on all ranks."""
+    expected = models()
+    plain = wrapped(expected, make, False, **options)
+    train(expected, plain, steps, passes)
+    for place in PLACES:
+        model = models()
+        optimizer = wrapped(model, make, place, **options)
+        train(model, optimizer, steps, passes)
+        assert torch.equal(flat(model), flat(expected)), place
+        assert same(optimizer.state_dict(), plain.state_dict()), place
+        if not options:
+            assert_identical_everywhere(model)
+
+
+def check_element_wise_optimizers():
+    for kind in sorted(ELEMENT_WISE, key=lambda kind: kind.__name__):
+        assert_same_training(lambda parameters, kind=kind: kind(parameters, lr=0.01))
+
+
+def check_kernels():
+    for options in ({"foreach": True}, {"foreach": False}, {"fused": True}, {"amsgrad": True}, {"maximize": True}):
+        assert_same_training(lambda parameters, options=options: torch.optim.Adam(parameters, lr=0.01, **options))
+    for options in ({"fused": True}, {"nesterov": True, "momentum": 0.9}, {"momentum": 0.9, "foreach": True}):
+        assert_same_training(lambda parameters, options=options: torch.optim.SGD(parameters, lr=0.01, **options))
+    assert_same_training(torch.optim.RMSprop, steps=range(2))
+
+
+def check_optimizers_of_whole_parameters():
+    assert not is_element_wise(torch.optim.Adafactor)
+    assert_same_training(lambda parameters: torch.optim.Adafactor(parameters, lr=0.01))
+
+
+class Norms(torch.optim.SGD):
+    """Divides each gradient by its norm: a part of it would have another one."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.grad / parameter.grad.norm()
+        return super().step(closure)
+
+
+class Declared(torch.optim.SGD):
+    hvd_element_wise = True
+
+
+def check_classes_of_the_user():
+    assert not is_element_wise(Norms)
+    assert is_element_wise(Declared)
+    for kind in (Norms, Declared):
+        assert_same_training(lambda parameters, kind=kind: kind(parameters, lr=0.01, momentum=0.9))
+
+
+def check_other_dtypes_and_strides():
+    assert_same_training(adam, lambda: build(torch.float64))
+    assert_same_training(adam, lambda: build(torch.bfloat16))
+
+    def convolutions():
+        torch.manual_seed(6)
+        layers = [torch.nn.Unflatten(1, (7, 1, 1)), torch.nn.Conv2d(7, 30, 3, padding=1), torch.nn.BatchNorm2d(30)]
+        layers += [torch.nn.Conv2d(30, 3, 1), torch.nn.Flatten()]
+        return torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+    assert_same_training(adam, convolutions)
+
+
+def check_options_of_the_wrapper():
+    assert_same_training(momentum, passes=3, backward_passes_per_step=3)
+    assert_same_training(momentum, compression=hvd.Compression.bf16)
+    assert_same_training(adam, groups=2, gradient_predivide_factor=2.0)
+    assert_same_training(adam, op=hvd.Sum)
+
+
+def check_groups_of_parameters_and_schedulers():
+    def grouped(parameters):
+        first, *rest = parameters
+        return torch.optim.AdamW([{"params": [first], "lr": 0.1, "weight_decay": 0.0}, {"params": rest}], lr=0.01)
+
+    def train_with_schedule(model, optimizer, steps, passes):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for step in steps:
+            train(model, optimizer, [step], passes)
+            scheduler.step()
+
+    assert_same_training(grouped, train=train_with_schedule)
+
+
+def check_frozen_and_unused_parameters():
+    class Half(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.frozen, self.unused = build(), torch.nn.Linear(3, 70), torch.nn.Linear(70, 70)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, images):
+            return self.used(images)
+
+    assert_same_training(adam, Half)
+
+
+def check_closures():
+    def train_by_closures(model, optimizer, steps, passes):
+        for step in steps:
+
+            def closure(step=step):
+                optimizer.zero_grad()
+                images, labels = data(step, torch.float32)
+                loss = loss_of(model, own(images), own(labels))
+                loss.backward()
+                return loss
+
+            assert isinstance(optimizer.step(closure), torch.Tensor)
+
+    assert_same_training(adam, train=train_by_closures)
+
+
+def check_scalers():
+    def train_with_scaler(model, optimizer, steps, passes):
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=1)
+        for step in steps:
+            optimizer.zero_grad()
+            images, labels = data(step, torch.float32)
+            factor = torch.inf if step == 1 and hvd.rank() == hvd.size() - 1 else 1.0
+            scaler.scale(loss_of(model, own(images), own(labels)) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() < 16.0 * 2 ** len(steps)
+
+    assert_same_training(adam, train=train_with_scaler)
+    assert_same_training(lambda parameters: torch.optim.Adam(parameters, fused=True), train=train_with_scaler)
+
+
+def check_clipping():
+    def train_and_clip(model, optimizer, steps, passes):
+        for step in steps:
+            backward(model, optimizer, step)
+            if optimizer._options.sharded:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    norm = hvd.clip_grad_norm_(optimizer, 0.01)
+                    optimizer.step()
+            else:
+                optimizer.synchronize()
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            assert norm > 0.01
+        backward(model, optimizer, 7)
+        if not optimizer._options.sharded:
+            optimizer.synchronize()
+        clipped = hvd.clip_grad_norm_(model.parameters() if not optimizer._options.sharded else optimizer, 0.5, 1.0)
+        assert torch.allclose(sum(each.grad.abs().sum() for each in model.parameters()), clipped.clamp(max=0.5))
+        optimizer.zero_grad()
+
+    assert_same_training(momentum, train=train_and_clip)
+
+
+def check_added_parameters():
+    def train_and_add(model, optimizer, steps, passes):
+        train(model, optimizer, steps)
+        torch.manual_seed(9)
+        model.append(torch.nn.Linear(3, 5))
+        optimizer.add_param_group({"params": list(model[-1].parameters()), "lr": 0.5})
+        train(model, optimizer, steps)
+
+    assert_same_training(adam, train=train_and_add)
+
+
+def check_a_model_that_moved():
+    def train_and_move(model, optimizer, steps, passes):
+        train(model, optimizer, steps)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        train(model, optimizer, steps)
+
+    assert_same_training(adam, train=train_and_move)
+
+
+def check_the_full_state_goes_anywhere():
+    for place in PLACES:
+        model = build()
+        optimizer = wrapped(model, adam, place)
+        before = optimizer.state_dict()
+        assert not before["state"]
+        train(model, optimizer, range(3))
+        root = hvd.size() - 1
+        saved = hvd.full_state_dict(optimizer, root_rank=root)
+        assert (saved is None) == (hvd.rank() != root)
+        saved = hvd.broadcast_object(saved, root)
+        assert same(saved, optimizer.state_dict())
+
+        plain = copy.deepcopy(model)
+        alone = adam(plain.parameters())
+        alone.load_state_dict(copy.deepcopy(saved))
+        again = copy.deepcopy(model)
+        restored = wrapped(again, adam, place)
+        restored.load_state_dict(copy.deepcopy(saved))
+        assert same(restored.state_dict(), saved)
+        for step in range(3, 5):
+            backward(model, optimizer, step)
+            optimizer.step()
+            for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                one.grad = other.grad.clone()
+            alone.step()
+            backward(again, restored, step)
+            restored.step()
+        assert torch.equal(flat(plain), flat(model))
+        assert torch.equal(flat(again), flat(model))
+        assert same(alone.state_dict(), restored.state_dict())
+        optimizer.load_state_dict(saved)
+        assert same(optimizer.state_dict(), saved)
+
+
+def check_the_state_of_the_root():
+    for place in PLACES:
+        model = build()
+        optimizer = wrapped(model, adam, place)
+        train(model, optimizer, range(2))
+        expected = optimizer.state_dict()
+        fresh = wrapped(build(), adam, f"{place}")
+        if hvd.rank() == 0:
+            fresh.load_state_dict(expected)
+        hvd.broadcast_optimizer_state(fresh, root_rank=0)
+        assert same(fresh.state_dict(), expected)
+        optimizer.param_groups[0]["lr"] = 0.5 + hvd.rank()
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        expected["param_groups"][0]["lr"] = 0.5
+        assert same(optimizer.state_dict(), expected)
+
+
+def check_each_rank_has_its_part_of_the_state_only():
+    model = build()
+    optimizer = wrapped(model, adam, True)
+    train(model, optimizer, range(2))
+    mine = sum(state["exp_avg"].numel() for state in optimizer.state.values())
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert hvd.allreduce(torch.tensor(mine), op=hvd.Sum).item() == total
+    assert mine <= total / hvd.size() + 64 * len(list(model.parameters()))
+    if hvd.size() > 1:
+        if hvd.rank() == 0:
+            model[0].weight.data[0, 0] = 77.0
+        hvd.barrier()
+        assert model[0].weight[0, 0] == 77.0  # one memory for all
+
+
+def check_process_sets():
+    if hvd.size() < 3:
+        return
+    members = hvd.add_process_set([0, 2])
+    for place in PLACES:
+        model, expected = build(), build()
+        optimizer = wrapped(model, adam, place, process_set=members)
+        plain = wrapped(expected, adam, False, process_set=members)
+        train(model, optimizer, range(3))
+        train(expected, plain, range(3))
+        assert torch.equal(flat(model), flat(expected))
+        if members.included():
+            assert same(optimizer.state_dict(), plain.state_dict())
+        del optimizer, plain
+    hvd.remove_process_set(members)
+
+
+def check_parameters_that_differ():
+    for place in PLACES:
+        model = build()
+        optimizer = wrapped(model, momentum, place)
+        if hvd.size() > 1:
+            with torch.no_grad():
+                model[2].weight[3, 4] = float(hvd.rank())
+            backward(model, optimizer, 0)
+            with pytest.raises(
+                InvalidRequestError, match=r"2\.weight' is not the same on all ranks.*broadcast_parameters"
+            ):
+                optimizer.step()
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        train(model, optimizer, range(2))
+        assert_identical_everywhere(model)
+        del optimizer
+
+
+def check_a_step_that_fails_on_one_rank():
+    class Failing(torch.optim.SGD):
+        hvd_element_wise = True
+
+        def step(self, closure=None):
+            if self.fails:
+                raise ArithmeticError("on purpose")
+            return super().step(closure)
+
+    for place in PLACES if hvd.size() > 1 else ():
+        model = build()
+        Failing.fails = False
+        optimizer = wrapped(model, lambda parameters: Failing(parameters, lr=0.1), place)
+        train(model, optimizer, range(1))
+        backward(model, optimizer, 1)
+        Failing.fails = hvd.rank() == 1
+        with pytest.raises(ArithmeticError if Failing.fails else RefusedCallError, match="on purpose"):
+            optimizer.step()
+        Failing.fails = False
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        train(model, optimizer, range(2, 3))
+        assert_identical_everywhere(model)
+        del optimizer
+
+
+def check_bad_input():
+    model = build()
+    bad = {
+        "LBFGS computes one direction": (torch.optim.LBFGS, {"sharded": True}),
+        "SparseAdam needs sparse gradients": (torch.optim.SparseAdam, {"sharded": True}),
+        "sharded='disk' must be False, True, 'host' or 'rank'": (momentum, {"sharded": "disk"}),
+        "sharded=2 must be": (momentum, {"sharded": 2}),
+    }
+    if hvd.size() != 3:
+        bad["so it cannot be sharded; use Average or Sum"] = (momentum, {"sharded": True, "op": hvd.Adasum})
+    for text, (make, options) in bad.items():
+        with pytest.raises(InvalidRequestError, match=text):
+            hvd.DistributedOptimizer(make(list(model.parameters())), **options)
+    elsewhere = torch.nn.Parameter(torch.zeros(3, device="meta"))
+    with pytest.raises(InvalidRequestError, match="on the devices cpu, meta"):
+        hvd.DistributedOptimizer(momentum([*model.parameters(), elsewhere]), sharded=True)
+    optimizer = wrapped(model, momentum, True)
+    with pytest.raises(InvalidRequestError, match="not wrapped yet"):
+        hvd.DistributedOptimizer(optimizer, sharded=True)
+    with pytest.raises(InvalidRequestError, match=r"elastic job.*leave out sharded"):
+        hvd.elastic.TorchState(model, optimizer)
+    pickle.dumps(optimizer)  # before it has shards
+    train(model, optimizer, range(1))
+    other = momentum(torch.nn.Linear(3, 4).parameters())
+    with pytest.raises(ValueError, match="size of optimizer's group"):
+        optimizer.load_state_dict(other.state_dict())
+    if hvd.size() > 1:
+        with pytest.raises(InvalidRequestError, match=r"keep its state_dict\(\)"):
+            pickle.dumps(optimizer)
+        with pytest.raises(InvalidRequestError, match=r"root_rank=9 is not one of the ranks"):
+            hvd.full_state_dict(optimizer, root_rank=9)
+    saved = copy.deepcopy(optimizer.state_dict())
+    if hvd.size() > 1:
+        saved["state"][0]["momentum_buffer"] = torch.zeros(2, 2)
+        with pytest.raises(InvalidRequestError, match=r"momentum_buffer of 'True.0.weight' has the shape \(2, 2\)"):
+            optimizer.load_state_dict(saved)
+    train(model, optimizer, range(1, 2))
+
+
+def check_sparse_gradients():
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 8, sparse=True), torch.nn.Flatten())
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sharded=True)
+    model(torch.tensor([[1, 2]])).sum().backward()
+    if hvd.size() > 1:
+        with pytest.raises(InvalidRequestError, match=r"is sparse, and cannot be cut.*sparse_as_dense=True"):
+            optimizer.step()
+    del optimizer
+    dense = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sharded=True, sparse_as_dense=True)
+    dense.zero_grad()
+    model(torch.tensor([[1, 2]])).sum().backward()
+    dense.step()
+    assert_identical_everywhere(model)
+
+
+@each_check(globals())
+@pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
+def test_on_all_ranks(ranks, check):
+    ranks.run(check)
+
+
+def check_two_hosts():
+    model = build()
+    with pytest.raises(InvalidRequestError, match='sharded="host" needs ranks that share memory'):
+        train(model, wrapped(model, adam, "host"), range(1))
+    model, expected = build(), build()
+    optimizer, plain = wrapped(model, adam, True), wrapped(expected, adam, False)
+    train(model, optimizer, range(3))
+    train(expected, plain, range(3))
+    assert torch.equal(flat(model), flat(expected))
+    assert not optimizer._shard.is_shared
