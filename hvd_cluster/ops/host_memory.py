@@ -33,13 +33,16 @@ def shared_memory(nbytes: int, name: str, process_set: ProcessSet) -> tuple[npt.
 
     A collective called ``name``. The memory is freed with the last view of the last member; nothing outlives them.
     """
+    ranks, hosts = process_set.ranks or [0], basics.engine().topology.hosts
+    used = sorted({hosts[rank] for rank in ranks})
+    if len(used) > 1:
+        return None, f"the ranks are on the hosts {', '.join(used)}"
     descriptor, offer = -1, _Offer()
     is_first = process_set.rank() == 0
     if is_first:
         descriptor, offer = _create(nbytes)
     try:
-        first = min(process_set.ranks or [0])
-        offer = broadcast_object(offer, first, f"{name}.offer", process_set)
+        offer = broadcast_object(offer, min(ranks), f"{name}.offer", process_set)
         memory, problem = _attach(offer, nbytes)
         problems = allgather_object(problem, f"{name}.problem", process_set)
     finally:
@@ -69,7 +72,7 @@ def _create(nbytes: int) -> tuple[int, _Offer]:
 
 
 def _attach(offer: _Offer, nbytes: int) -> tuple[npt.NDArray[np.uint8] | None, str]:
-    """On another host, or in a container of its own, the path leads to nothing, or to a file without the token."""
+    """In a container of its own the path leads to nothing, or to a file without the token."""
     if offer.problem:
         return None, offer.problem
     try:
@@ -78,5 +81,8 @@ def _attach(offer: _Offer, nbytes: int) -> tuple[npt.NDArray[np.uint8] | None, s
     except (OSError, ValueError) as error:
         return None, f"rank {basics.rank()} cannot open the memory of the first rank: {error}"
     if memory[:TOKEN_BYTES].tobytes() != offer.token:
-        return None, f"rank {basics.rank()} finds no memory of the first rank; the ranks are on different hosts"
+        return (
+            None,
+            f"rank {basics.rank()} finds no memory of the first rank at {offer.path}: processes have other numbers here",
+        )
     return memory, ""

@@ -103,6 +103,7 @@ def test_every_function_has_a_signature_here():
         "join",
     }
     elsewhere |= {"broadcast_optimizer_state", "broadcast_parameters"}
+    elsewhere |= {"clip_grad_norm_", "full_state_dict"}  # not Horovod's
     assert functions == {*SIGNATURES, *WITHOUT_ARGUMENTS, *elsewhere}
 
 

@@ -1,14 +1,18 @@
 """DistributedOptimizer(sharded=...): each rank updates its part, and all is as without it, to the last bit."""
 
 import copy
+import os
 import pickle
+import threading
 import warnings
+from unittest import mock
 
 import pytest
 import torch
 
 import hvd_cluster.torch as hvd
-from collectives.api import InvalidRequestError, RefusedCallError
+from collectives.api import HorovodInternalError, InvalidRequestError, RefusedCallError
+from hvd_cluster.ops import objects
 from hvd_cluster.torch.optimizer.shard import ELEMENT_WISE, is_element_wise
 from tests.checks import each_check
 from tests.hvd_cluster.torch.training import assert_identical_everywhere, data, flat, loss_of, own
@@ -427,9 +431,42 @@ def test_on_all_ranks(ranks, check):
     ranks.run(check)
 
 
+def check_ranks_that_have_joined():
+    model = build()
+    for place in PLACES if hvd.size() > 1 else ():
+        optimizer = wrapped(model, momentum, place)
+        train(model, optimizer, range(1))
+        if hvd.rank() == 0:
+            hvd.join()
+        else:
+            backward(model, optimizer, 1)
+            with pytest.raises(HorovodInternalError, match="join"):
+                optimizer.step()
+            hvd.join()
+        del optimizer
+
+
+@pytest.mark.parametrize("ranks", [2, 3], indirect=True)
+def test_joined_ranks_update_nothing_so_the_others_get_an_error(ranks):
+    ranks.run(check_ranks_that_have_joined)
+
+
+def gathered(root):
+    found = objects.gather_object({"rank": hvd.rank(), "text": "x" * hvd.rank()}, root)
+    expected = [{"rank": rank, "text": "x" * rank} for rank in range(hvd.size())]
+    assert found == (expected if hvd.rank() == root else None)
+    with pytest.raises(InvalidRequestError, match=r"cannot be pickled|cannot pickle its object; rank 0 says why"):
+        objects.gather_object(open if hvd.rank() != 1 else threading.Lock(), 0)
+
+
+@pytest.mark.parametrize("ranks", [2, 3], indirect=True)
+def test_objects_of_all_ranks_on_one(ranks):
+    ranks.run(gathered, 1)
+
+
 def check_two_hosts():
     model = build()
-    with pytest.raises(InvalidRequestError, match='sharded="host" needs ranks that share memory'):
+    with pytest.raises(InvalidRequestError, match="ranks that share memory: the ranks are on the hosts one, two"):
         train(model, wrapped(model, adam, "host"), range(1))
     model, expected = build(), build()
     optimizer, plain = wrapped(model, adam, True), wrapped(expected, adam, False)
@@ -437,3 +474,23 @@ def check_two_hosts():
     train(expected, plain, range(3))
     assert torch.equal(flat(model), flat(expected))
     assert not optimizer._shard.is_shared
+
+
+def test_on_two_hosts(two_hosts):
+    two_hosts.run(check_two_hosts)
+
+
+def no_memory(place):
+    model = build()
+    optimizer = wrapped(model, adam, place)
+    with mock.patch.object(os, "memfd_create", side_effect=OSError(28, "on purpose")):
+        train(model, optimizer, range(2))
+    assert_identical_everywhere(model)
+    assert not optimizer._shard.is_shared
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_without_shared_memory_each_rank_has_its_own(ranks):
+    ranks.run(no_memory, True)
+    with pytest.raises(InvalidRequestError, match=r"the memory cannot be created.*on purpose"):
+        ranks.run(no_memory, "host")
