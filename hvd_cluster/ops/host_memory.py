@@ -81,8 +81,5 @@ def _attach(offer: _Offer, nbytes: int) -> tuple[npt.NDArray[np.uint8] | None, s
     except (OSError, ValueError) as error:
         return None, f"rank {basics.rank()} cannot open the memory of the first rank: {error}"
     if memory[:TOKEN_BYTES].tobytes() != offer.token:
-        return (
-            None,
-            f"rank {basics.rank()} finds no memory of the first rank at {offer.path}: processes have other numbers here",
-        )
+        return None, f"the memory of the first rank is not at {offer.path} on rank {basics.rank()}, as in a container"
     return memory, ""
