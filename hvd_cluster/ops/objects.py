@@ -97,9 +97,7 @@ def _broadcast(array: npt.NDArray[Any], root_rank: int, name: str | None, proces
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """The objects of all members that have not joined, in rank order. Raises as :func:`broadcast_object`."""
-    parcel = _pickle(obj)
-    headers = _headers(parcel, name, process_set)
-    return _unpacked(headers, _allgather(parcel.data, _suffixed(name, "t"), process_set))
+    return _unpacked(*_gathered(_pickle(obj), name, process_set))
 
 
 def gather_object(
@@ -112,22 +110,25 @@ def gather_object(
     ranks = process_set.ranks or []
     if root_rank not in ranks:
         raise InvalidRequestError(f"root_rank={root_rank} is not one of the ranks {ranks}; give one of them")
-    parcel = _pickle(obj)
-    headers = _headers(parcel, name, process_set)
-    splits = tuple(parcel.data.size if rank == root_rank else 0 for rank in ranks)
-    data = run(Operation.ALLTOALL, gathered, parcel.data, _suffixed(name, "t"), process_set, splits=splits)
-    failed = [rank for _, has_failed, rank in headers.tolist() if has_failed]
-    if failed and basics.rank() != root_rank:
-        raise InvalidRequestError(f"rank {failed[0]} cannot pickle its object; rank {root_rank} says why")
-    if basics.rank() != root_rank:
-        return None
-    return _unpacked(headers, data)
+    headers, data = _gathered(_pickle(obj), name, process_set, root_rank)
+    if basics.rank() == root_rank:
+        return _unpacked(headers, data)
+    for _, failed, rank in headers.tolist():
+        if failed:
+            raise InvalidRequestError(f"rank {rank} cannot pickle its object; rank {root_rank} says why")
+    return None
 
 
-def _headers(parcel: _Parcel, name: str | None, process_set: ProcessSet) -> npt.NDArray[np.int64]:
-    """Size, failure and rank of each member's parcel."""
-    header = np.append(parcel.header, basics.rank())
-    return _allgather(header, _suffixed(name, "sz"), process_set).reshape(-1, 3)
+def _gathered(
+    parcel: _Parcel, name: str | None, process_set: ProcessSet, root_rank: int | None = None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Size, failure and rank of each member's parcel; and their contents, on the root only if there is one."""
+    header, label = np.append(parcel.header, basics.rank()), _suffixed(name, "t")
+    headers = _allgather(header, _suffixed(name, "sz"), process_set).reshape(-1, 3)
+    if root_rank is None:
+        return headers, _allgather(parcel.data, label, process_set)
+    splits = tuple(parcel.data.size if rank == root_rank else 0 for rank in process_set.ranks or ())
+    return headers, run(Operation.ALLTOALL, gathered, parcel.data, label, process_set, splits=splits)
 
 
 def _unpacked(headers: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import increment_version
 
-from collectives import Buffer, Engine, InvalidRequestError, Operation
+from collectives import Buffer, Engine, HorovodInternalError, InvalidRequestError, Operation
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.shards import cut, deal
@@ -186,25 +186,27 @@ class Shard:
         )
 
     def publish(self) -> None:
-        """Wait until all members have updated their parts, and get those that lie elsewhere."""
-        if self.is_shared:
-            done = torch.zeros(1, dtype=torch.uint8)
-            submit(Operation.ALLGATHER, to_buffer(done), _anywhere, NAME, self._process_set, wait=True).outcome()
-        else:
-            self._gather()
-        increment_version(self.parameters)
+        """Wait until all members have updated their parts, and get those that lie elsewhere.
 
-    def _gather(self) -> None:
+        HorovodInternalError if a member has joined: then nobody has updated its part.
+        """
+        own, memory = (torch.zeros(1, dtype=torch.uint8), None) if self.is_shared else (self._own.clone(), self._memory)
+        expected = self._layout.nbytes if memory is not None else self._process_set.size()
+        received = [0]
+
         def destination(shape: tuple[int, ...]) -> Buffer:
-            return to_buffer(self._memory.view(shape))
+            received[0] = shape[0]
+            if memory is not None and shape[0] == expected:
+                return to_buffer(memory)
+            return to_buffer(own.new_empty(shape))
 
-        submit(
-            Operation.ALLGATHER, to_buffer(self._own.clone()), destination, NAME, self._process_set, wait=True
-        ).outcome()
-
-
-def _anywhere(shape: tuple[int, ...]) -> Buffer:
-    return to_buffer(torch.empty(shape, dtype=torch.uint8))
+        submit(Operation.ALLGATHER, to_buffer(own), destination, NAME, self._process_set, wait=True).outcome()
+        if received[0] != expected:
+            raise HorovodInternalError(
+                "a rank has called join(), so its part of the sharded parameters was not updated in this step; let all "
+                "ranks make equally many steps, or leave out sharded, and go on from a checkpoint"
+            )
+        increment_version(self.parameters)
 
 
 def _memory(
