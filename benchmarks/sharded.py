@@ -117,6 +117,8 @@ def measure(side: str, model: str, optimizer: str, rounds: int, steps: int) -> t
     torch.set_num_threads(1)
     hvd.init()
     if side in (DDP, ZERO):
+        import hvd_cluster.torch.distributed  # noqa: F401 - for hvd://
+
         distributed.init_process_group("gloo", init_method="hvd://")
     before = resident()
     net, step_of = _sides(side, MODELS[model][0](), optimizer)
