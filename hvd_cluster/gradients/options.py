@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -34,7 +34,9 @@ class Options:
     sharded: bool | str = False
 
     def describe_groups(self, parameters: Sequence[Any]) -> str:
-        """``groups`` as a text, the same on all ranks; ``parameters`` are those of the optimizer."""
+        """``groups`` and ``sharded`` as a text, the same on all ranks; ``parameters`` are those of the optimizer."""
+        if self.sharded:
+            return f"sharded={self.sharded!r} {replace(self, sharded=False).describe_groups(parameters)}".strip()
         if not isinstance(self.groups, list):
             return "" if self.groups is None else f"groups={self.groups}"
         places = {id(parameter): place for place, parameter in enumerate(parameters)}

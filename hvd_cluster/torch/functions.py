@@ -67,7 +67,7 @@ def broadcast_optimizer_state(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidRequestError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
     if isinstance(optimizer, ShardedOptimizer):
-        optimizer.unite()
+        optimizer.give_way(root_rank)
     tensors: list[torch.Tensor] = []
 
     def structure() -> Any:

@@ -38,6 +38,7 @@ class HookedOptimizer(torch.optim.Optimizer):
         self._skip = False
         self._synchronized = False
         self._combined_for_step = False
+        self._combined_unasked = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in the wrapped optimizer; the new gradients are combined, too. All ranks add the same groups."""
@@ -100,7 +101,7 @@ class HookedOptimizer(torch.optim.Optimizer):
                         stacklevel=2,
                     )
                 self.synchronize()
-            self._synchronized = self._combined_for_step = False
+            self._synchronized = self._combined_for_step = self._combined_unasked = False
             return self._update()
         finally:
             process_meter.count_step()
@@ -133,7 +134,8 @@ class HookedOptimizer(torch.optim.Optimizer):
         """Combine the gradients now, unless they are; the next ``step()`` takes them as they are then."""
         if not (self._skip or self._is_combined()):
             self.synchronize()
-            self._combined_for_step = True
+            self._combined_unasked = True
+        self._combined_for_step = True
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -143,6 +145,8 @@ class HookedOptimizer(torch.optim.Optimizer):
             self._synchronized = False
             self._require_scaled(sys._getframe(1).f_locals.get("self"))
             self._synchronized = self._combined_for_step = True
+        elif self._combined_unasked:
+            self._require_scaled(sys._getframe(1).f_locals.get("self"))
         return bool(self.__dict__.get("_step_supports_amp_scaling", False))
 
     @_step_supports_amp_scaling.setter

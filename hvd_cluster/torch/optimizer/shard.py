@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import operator
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.autograd.graph import increment_version
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from collectives import Buffer, Engine, HorovodInternalError, InvalidRequestError, Operation
 from hvd_cluster.core import basics
@@ -17,6 +22,7 @@ from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.shards import cut, deal
 from hvd_cluster.ops.host_memory import shared_memory
 from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.ops.structures import mapped
 from hvd_cluster.ops.submission import submit
 from hvd_cluster.torch.tensors import to_buffer
 
@@ -39,8 +45,10 @@ ELEMENT_WISE = frozenset(
     ]
 )
 """Optimizers that compute each element of a parameter from that of its gradient and of its state alone."""
+WHOLE = frozenset(filter(None, [torch.optim.Adafactor, getattr(torch.optim, "Muon", None)]))
+"""Optimizers that update each parameter from its own gradient and state alone."""
 DECLARATION = "hvd_element_wise"
-"""The attribute by which another class says so, with True."""
+"""The attribute by which another class says that it is of the first kind, with True, or of the second, with False."""
 REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: "computes one direction from all gradients",
     torch.optim.SparseAdam: "needs sparse gradients, which cannot be cut",
@@ -57,6 +65,14 @@ def check(optimizer: torch.optim.Optimizer) -> None:
     for kind, reason in REFUSED.items():
         if isinstance(optimizer, kind):
             raise InvalidRequestError(f"{kind.__name__} {reason}, so it cannot be sharded; leave out sharded")
+    own = type(optimizer)
+    if own not in ELEMENT_WISE | WHOLE and DECLARATION not in vars(own):
+        logger.warning(
+            "%s is not known: with sharded each rank gives it some of the parameters, so it must update each parameter "
+            "from its own gradient and state alone. If it does, set %s = False in the class",
+            own.__name__,
+            DECLARATION,
+        )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     devices = sorted({str(parameter.device) for parameter in parameters})
     if len(devices) > 1:
@@ -80,10 +96,9 @@ def in_row(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 class Piece(NamedTuple):
-    """The elements ``start`` to ``stop`` of ``parameter``, which are ``tensor``.
+    """The elements ``start`` to ``stop`` of ``parameter``, which are ``tensor``: the parameter itself, or a row.
 
-    ``tensor`` has the shape of the parameter if it is the whole of it; else it is a row. ``strides`` are those of the
-    parameter.
+    ``strides`` are those of the parameter.
     """
 
     parameter: torch.Tensor
@@ -98,7 +113,9 @@ class Piece(NamedTuple):
         return self.stop - self.start == self.parameter.numel()
 
     def take_gradient(self, sparse_as_dense: bool) -> None:
-        """Let ``tensor.grad`` be this part of the gradient. InvalidRequestError for a sparse one."""
+        """Let ``tensor.grad`` be this part of the gradient. InvalidRequestError for a sparse one that must be cut."""
+        if self.is_whole:
+            return
         gradient = self.parameter.grad
         if sparse_as_dense and gradient is not None:
             gradient = gradient.to_dense()
@@ -108,6 +125,11 @@ class Piece(NamedTuple):
                 "sparse_as_dense=True, or leave out sharded"
             )
         self.tensor.grad = None if gradient is None else self.part_of(gradient)
+
+    def drop_gradient(self) -> None:
+        """The part of the gradient is not needed any more."""
+        if not self.is_whole:
+            self.tensor.grad = None
 
     def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """This part of a ``tensor`` with the shape of the parameter; a view if it has its strides."""
@@ -134,71 +156,104 @@ class Shard:
         self._process_set = process_set
         self._engine = weakref.ref(basics.engine())
         position, ranks = process_set.rank() or 0, process_set.size() or 1
+        _require_apart(self.parameters, names)
         _require_equal(self.parameters, names, process_set)
         sizes = [parameter.numel() * parameter.element_size() for parameter in self.parameters]
-        self.is_element_wise = element_wise
         self._layout = (cut if element_wise else deal)(sizes, ranks)
-        self._memory, self.is_shared = _memory(self._layout.nbytes, self.parameters, place, process_set)
+        memory, self.is_shared = _memory(self._layout.nbytes, self.parameters, place, process_set)
+        self._memory = memory if isinstance(memory, torch.Tensor) else torch.from_numpy(memory)
         self._own = self._memory[self._layout.bounds[position] : self._layout.bounds[position + 1]]
-        rows = [self._row(index) for index in range(len(self.parameters))]
-        strides = [dense_strides(parameter) for parameter in self.parameters]
-        self._move(rows, strides, fills=position == 0 or not self.is_shared)
-        self._addresses = [parameter.data_ptr() for parameter in self.parameters]
-        self.pieces = [
-            self._piece(index, start, stop, rows[index], strides[index])
-            for index, start, stop in self._layout.parts(position)
-        ]
+        self._strides = [dense_strides(parameter) for parameter in self.parameters]
+        self._rows = [self._row(memory, number) for number in range(len(self.parameters))]
+        self._fill(position == 0 or not self.is_shared)
+        for number in range(len(self.parameters)):
+            self._move(number)
+        self.pieces = [self._piece(*part) for part in self._layout.parts(position)]
+        self.whole = {piece.parameter for piece in self.pieces if piece.is_whole}
 
-    def _row(self, index: int) -> torch.Tensor:
-        start = self._layout.offsets[index]
-        return self._memory[start : start + self._layout.sizes[index]].view(self.parameters[index].dtype)
+    def _row(self, memory: Any, number: int) -> torch.Tensor:
+        """A storage of its own, if possible: pickle writes the whole storage of a tensor."""
+        start = self._layout.offsets[number]
+        own = memory[start : start + self._layout.sizes[number]]
+        return (own if isinstance(own, torch.Tensor) else torch.from_numpy(own)).view(self.parameters[number].dtype)
 
     @torch.no_grad()
-    def _move(self, rows: Sequence[torch.Tensor], strides: Sequence[Sequence[int]], fills: bool) -> None:
-        """Let the parameters lie in the memory; one rank ``fills`` it, for all that share it."""
-        for parameter, row, stride in zip(self.parameters, rows, strides, strict=True):
+    def _fill(self, fills: bool) -> None:
+        """One rank ``fills`` the memory, for all that share it."""
+        for parameter, row, strides in zip(self.parameters, self._rows, self._strides, strict=True):
             if fills:
-                row.copy_(in_row(parameter, stride))
+                row.copy_(in_row(parameter, strides))
         if self.is_shared:
             allgather_object(None, f"{NAME}.filled", self._process_set)
-        for parameter, row, stride in zip(self.parameters, rows, strides, strict=True):
-            parameter.data = row.as_strided(parameter.shape, stride)
 
-    def _piece(self, index: int, start: int, stop: int, row: torch.Tensor, strides: tuple[int, ...]) -> Piece:
-        parameter = self.parameters[index]
+    def _move(self, number: int) -> None:
+        """Let the parameter lie in the memory."""
+        parameter = self.parameters[number]
+        parameter.data = self._rows[number].as_strided(parameter.shape, self._strides[number])
+        if self.is_shared:
+            _on_host[parameter] = parameter.data_ptr()
+
+    def _piece(self, number: int, start: int, stop: int) -> Piece:
+        parameter = self.parameters[number]
         size = parameter.element_size()
         start, stop = start // size, stop // size
         is_whole = stop - start == parameter.numel()
-        tensor = row.as_strided(parameter.shape, strides) if is_whole else row[start:stop]
-        return Piece(parameter, start, stop, tensor, strides)
+        tensor = parameter if is_whole else self._rows[number][start:stop].requires_grad_()
+        return Piece(parameter, start, stop, tensor, self._strides[number])
 
     @property
     def engine(self) -> Engine | None:
         """That of the world of its ranks, as long as it exists."""
         return self._engine()
 
-    def fits(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether ``parameters`` are those of this shard, and lie in its memory."""
-        return (
-            len(parameters) == len(self.parameters)
-            and all([one is other for one, other in zip(parameters, self.parameters, strict=True)])
-            and [parameter.data_ptr() for parameter in parameters] == self._addresses
-        )
+    def holds(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether ``parameters`` are those of this shard, and lie in its memory.
+
+        One whose ``.data`` was replaced comes back, with the values of this rank's part.
+        """
+        if len(parameters) != len(self.parameters) or any(map(operator.is_not, parameters, self.parameters)):
+            return False
+        return all([self._holds(number, parameter) for number, parameter in enumerate(parameters)])
+
+    def _holds(self, number: int, parameter: torch.Tensor) -> bool:
+        row = self._rows[number]
+        if parameter.data_ptr() == row.data_ptr():
+            return True
+        if (parameter.dtype, parameter.numel(), parameter.device) != (row.dtype, row.numel(), row.device):
+            return False
+        if dense_strides(parameter) != self._strides[number]:
+            return False
+        values = in_row(parameter, self._strides[number])
+        with torch.no_grad():
+            for piece in self.pieces:  # each rank its own part: another one may have updated the others already
+                if piece.parameter is parameter:
+                    row[piece.start : piece.stop].copy_(values[piece.start : piece.stop])
+        self._move(number)
+        return True
+
+    def meet(self) -> None:
+        """Wait until all members are here. HorovodInternalError if one has joined."""
+        self._gather(torch.zeros(1, dtype=torch.uint8), None, self._process_set.size() or 1)
 
     def publish(self) -> None:
         """Wait until all members have updated their parts, and get those that lie elsewhere.
 
         HorovodInternalError if a member has joined: then nobody has updated its part.
         """
-        own, memory = (torch.zeros(1, dtype=torch.uint8), None) if self.is_shared else (self._own.clone(), self._memory)
-        expected = self._layout.nbytes if memory is not None else self._process_set.size()
+        if self.is_shared:
+            self.meet()
+        else:
+            self._gather(self._own.clone(), self._memory, self._layout.nbytes)
+        increment_version(self.parameters)
+
+    def _gather(self, own: torch.Tensor, memory: torch.Tensor | None, expected: int) -> None:
+        """Into ``memory``, if there is one, and if the bytes are as many as ``expected``."""
         received = [0]
 
         def destination(shape: tuple[int, ...]) -> Buffer:
             received[0] = shape[0]
-            if memory is not None and shape[0] == expected:
-                return to_buffer(memory)
-            return to_buffer(own.new_empty(shape))
+            fits = memory is not None and shape[0] == expected
+            return to_buffer(memory if memory is not None and fits else own.new_empty(shape))
 
         submit(Operation.ALLGATHER, to_buffer(own), destination, NAME, self._process_set, wait=True).outcome()
         if received[0] != expected:
@@ -206,24 +261,51 @@ class Shard:
                 "a rank has called join(), so its part of the sharded parameters was not updated in this step; let all "
                 "ranks make equally many steps, or leave out sharded, and go on from a checkpoint"
             )
-        increment_version(self.parameters)
+
+
+_on_host: Any = WeakTensorKeyDictionary()
+"""The addresses of parameters that were moved to the memory that ranks share."""
+
+
+def own_memory(parameters: Iterable[torch.Tensor]) -> None:
+    """Give this rank memory of its own for each of ``parameters`` that it shares with others."""
+    for parameter in parameters:
+        if parameter in _on_host and _on_host.pop(parameter) == parameter.data_ptr():
+            parameter.data = parameter.data.clone()
 
 
 def _memory(
     nbytes: int, parameters: Sequence[torch.Tensor], place: bool | str, process_set: ProcessSet
-) -> tuple[torch.Tensor, bool]:
-    """``nbytes`` of bytes, and whether all members share them."""
-    problem = "" if all([parameter.is_cpu for parameter in parameters]) else "the parameters are not in host memory"
-    if place != "rank" and not problem:
+) -> tuple[torch.Tensor | npt.NDArray[np.uint8], bool]:
+    """``nbytes`` of bytes, an array in host memory, and whether all members share them."""
+    on_host = all([parameter.is_cpu for parameter in parameters])
+    problem = "" if on_host else "the parameters are not in host memory"
+    if place != "rank" and on_host:
         shared, problem = shared_memory(nbytes, NAME, process_set)
         if shared is not None:
             logger.info("%s: %d bytes of parameters lie once on this host", NAME, nbytes)
-            return torch.from_numpy(shared), True
+            return shared, True
     if place == "host":
         raise InvalidRequestError(f'sharded="host" needs ranks that share memory: {problem}; give sharded=True')
     logger.info("%s: each rank has its own %d bytes of parameters. %s", NAME, nbytes, problem)
-    device = parameters[0].device if parameters else "cpu"
-    return torch.zeros(nbytes, dtype=torch.uint8, device=device), False
+    if on_host:
+        return np.zeros(nbytes, np.uint8), False
+    return torch.zeros(nbytes, dtype=torch.uint8, device=parameters[0].device), False
+
+
+def _require_apart(parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]) -> None:
+    """InvalidRequestError where two parameters have memory in common, which they would not have any more."""
+    placed = sorted(
+        (parameter.data_ptr(), parameter.data_ptr() + parameter.numel() * parameter.element_size(), names[parameter])
+        for parameter in parameters
+        if parameter.numel()
+    )
+    for (_, stop, one), (start, _, other) in pairwise(placed):
+        if start < stop:
+            raise InvalidRequestError(
+                f"the parameters {one!r} and {other!r} lie in the same memory; let the model use one parameter in both "
+                "places, or leave out sharded"
+            )
 
 
 def _require_equal(
@@ -235,7 +317,8 @@ def _require_equal(
         if any(each[index : index + 1] != own[index : index + 1] for each in digests):
             raise InvalidRequestError(
                 f"the parameter {names[parameter]!r} is not the same on all ranks, but each rank updates a part of it; "
-                "call broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
+                "give it the same memory format, and call broadcast_parameters(model.state_dict(), root_rank=0) before "
+                "the first step"
             )
     if any(len(each) != len(own) for each in digests):
         raise InvalidRequestError(
@@ -245,7 +328,7 @@ def _require_equal(
 
 def _digest(parameter: torch.Tensor) -> bytes:
     row = in_row(parameter, dense_strides(parameter)).cpu()
-    description = f"{parameter.dtype} {tuple(parameter.shape)}".encode()
+    description = f"{parameter.dtype} {tuple(parameter.shape)} {dense_strides(parameter)}".encode()
     return blake2b(row.view(torch.uint8).numpy().data, key=description[:64]).digest()
 
 
@@ -261,10 +344,10 @@ class StatePart(NamedTuple):
 def require_shapes(state: Any, parameter: torch.Tensor, name: str) -> None:
     """Refuse a ``state`` of the ``parameter`` called ``name`` that an element-wise optimizer cannot have.
 
-    InvalidRequestError unless each tensor has no dimension, or the shape of the parameter.
+    InvalidRequestError unless each tensor has one element, or the shape of the parameter.
     """
     for key, value in state.items():
-        if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
+        if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
             raise InvalidRequestError(
                 f"the state {key} of {name!r} has the shape {tuple(value.shape)}, and the parameter "
                 f"{tuple(parameter.shape)}; load the state of the same model, or leave out sharded"
@@ -279,7 +362,7 @@ def cut_state(state: Any, piece: Piece) -> Any:
 def _cut_value(value: Any, piece: Piece) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return piece.part_of(value).clone() if value.dim() else value.clone()
+    return piece.part_of(value).clone() if value.shape == piece.parameter.shape else value.clone()
 
 
 def joined_state(parameter: torch.Tensor, parts: Iterable[StatePart]) -> Any:
@@ -287,14 +370,21 @@ def joined_state(parameter: torch.Tensor, parts: Iterable[StatePart]) -> Any:
     ordered = sorted(parts, key=lambda part: part.start)
     first = ordered[0]
     if first.stop - first.start == parameter.numel():
-        return first.state
+        return mapped(first.state, lambda value: _placed(value, parameter))
     return {key: _joined_value(key, value, parameter, ordered) for key, value in first.state.items()}
 
 
+def _placed(value: Any, parameter: torch.Tensor) -> Any:
+    """Tensors travel through the host; single numbers stay there, as torch has them."""
+    return value.to(parameter.device) if isinstance(value, torch.Tensor) and value.dim() else value
+
+
 def _joined_value(key: Any, value: Any, parameter: torch.Tensor, parts: Sequence[StatePart]) -> Any:
-    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+    first = parts[0]
+    if not isinstance(value, torch.Tensor) or value.shape != (first.stop - first.start,):
         return value
-    whole = torch.empty_strided(parameter.shape, dense_strides(parameter), dtype=value.dtype, device=parameter.device)
+    strides = dense_strides(parameter)
+    whole = torch.empty_strided(parameter.shape, strides, dtype=value.dtype, device=parameter.device)
     row = whole.as_strided((whole.numel(),), (1,))
     for part in parts:
         row[part.start : part.stop].copy_(part.state[key])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +14,7 @@ from collectives import InvalidRequestError, Operation, override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object, described, gather_object
 from hvd_cluster.ops.refusals import refuse
+from hvd_cluster.ops.structures import mapped
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 from hvd_cluster.torch.optimizer.inventory import Names
 from hvd_cluster.torch.optimizer.shard import (
@@ -24,10 +26,14 @@ from hvd_cluster.torch.optimizer.shard import (
     cut_state,
     is_element_wise,
     joined_state,
+    own_memory,
     require_shapes,
 )
 
-State = dict[torch.Tensor, Any]
+State = dict[Any, Any]
+LISTS = ("params", "param_names")
+"""What a group has for each of its parameters."""
+logger = logging.getLogger(__name__)
 
 
 class ShardedOptimizer(HookedOptimizer):
@@ -38,17 +44,25 @@ class ShardedOptimizer(HookedOptimizer):
     """
 
     _shard: Shard | None
+    _is_spread: bool
 
     @override
     def _distribute(self, names: Names, passes: int, options: Any) -> None:
         check(self)
-        self._shard = None
+        self._shard, self._is_spread = None, False
+        self._follows_combination = self._has_warned_of_change = False
+        self._versions: list[int] = []
         super()._distribute(names, passes, options)
 
     @override
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As in HookedOptimizer. The closure sees all parameters, so it runs before the step of the shard."""
+        """As in HookedOptimizer. The closure sees all parameters, so it runs before the step of the shard.
+
+        InvalidRequestError in ``skip_synchronize()`` without ``synchronize()``: the ranks have different gradients.
+        """
+        self._follows_combination = closure is None and not (self._skip or self._combined_for_step)
         if closure is None:
+            self._require_combined()
             return super().step()
         loss = self._evaluate(closure)
         self._combined_for_step = True
@@ -57,12 +71,24 @@ class ShardedOptimizer(HookedOptimizer):
 
     step.hooked = True  # type: ignore[attr-defined]
 
+    def _require_combined(self) -> None:
+        if self._skip and not (self._synchronized or self._combined_for_step) and self._has_company():
+            raise InvalidRequestError(
+                "step() was called in skip_synchronize() before the gradients were combined, so the parts of the "
+                "parameters would follow different gradients; call synchronize() before"
+            )
+
     @override
     def _update(self, closure: Callable[[], Any] | None = None) -> Any:
         if not self._has_company():
+            self._own_parts()  # an error, if there is state of an earlier world
             return super()._update(closure)
         shard = self._present_shard()
+        if shard.is_shared and not self._follows_combination:
+            shard.meet()  # the script of another rank may still read its parameters
         try:
+            self._warn_of_change(shard)
+            self._run_hooks(self._optimizer_step_pre_hooks)
             self._take_state(shard)
             with self._reduced_to(shard):
                 result = super()._update(closure)
@@ -71,7 +97,28 @@ class ShardedOptimizer(HookedOptimizer):
             refuse(problem, Operation.ALLGATHER, NAME, self._options.process_set, None)
             raise
         shard.publish()
+        self._versions = [parameter._version for parameter in shard.parameters]
+        self._run_hooks(self._optimizer_step_post_hooks)
         return result
+
+    def _run_hooks(self, hooks: Mapping[int, Callable[..., Any]]) -> None:
+        """Those of the script see all parameters, before the step or after it."""
+        for hook in list(hooks.values()):
+            hook(self, (self,), {})
+
+    def _warn_of_change(self, shard: Shard) -> None:
+        if not shard.is_shared or self._has_warned_of_change or len(self._versions) != len(shard.parameters):
+            return
+        for parameter, version in zip(shard.parameters, self._versions, strict=True):
+            if parameter._version != version:
+                self._has_warned_of_change = True
+                logger.warning(
+                    "the parameter %r was changed in place between two steps, and all ranks of this host share it. It is "
+                    "right for values that all ranks set alike, wrong for p.mul_(0.5), which counts once for each rank. "
+                    'sharded="rank" gives each rank its own. This is said once',
+                    self._parameter_names[parameter],
+                )
+                return
 
     def _has_company(self) -> bool:
         process_set = self._options.process_set
@@ -80,12 +127,19 @@ class ShardedOptimizer(HookedOptimizer):
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
+    def unshare_parameters(self) -> None:
+        """Give this rank memory of its own for all parameters, for other optimizers, when this one has done its work.
+
+        Otherwise the parameters stay in the memory that the ranks of the host share.
+        """
+        own_memory(self._parameters())
+
     # The shard.
 
     def _present_shard(self) -> Shard:
         """The shard of the parameters that the optimizer has now; a collective if it is another one than before."""
         parameters, shard = self._parameters(), self._shard
-        if shard is None or shard.engine is not basics.engine() or not shard.fits(parameters):
+        if shard is None or shard.engine is not basics.engine() or not shard.holds(parameters):
             self.unite()
             names, options = self._parameter_names, self._options
             shard = Shard(parameters, names, is_element_wise(self._kind), options.sharded, options.process_set)
@@ -93,8 +147,10 @@ class ShardedOptimizer(HookedOptimizer):
         return shard
 
     def _take_state(self, shard: Shard) -> None:
-        """Keep this rank's part of the state that has parameters as keys."""
-        given = [parameter for parameter in shard.parameters if parameter in self.state]
+        """Keep this rank's part of the state that has parameters as keys; empty ones came by a look at ``state``."""
+        whole = shard.whole if self._is_spread else ()
+        given = [each for each in shard.parameters if each in self.state and each not in whole]
+        self._is_spread = True
         if not given:
             return
         self._require_shapes()
@@ -103,7 +159,8 @@ class ShardedOptimizer(HookedOptimizer):
             pieces[piece.parameter].append(piece)
         for parameter in given:
             state = self.state.pop(parameter)
-            self.state.update({piece.tensor: cut_state(state, piece) for piece in pieces[parameter]})
+            if state:
+                self.state.update({piece.tensor: cut_state(state, piece) for piece in pieces[parameter]})
 
     def _require_shapes(self) -> None:
         if is_element_wise(self._kind):
@@ -117,63 +174,84 @@ class ShardedOptimizer(HookedOptimizer):
 
     @contextmanager
     def _reduced_to(self, shard: Shard) -> Iterator[None]:
-        """Inside, the parameters of the optimizer are the pieces of ``shard``."""
+        """Inside, the parameters of the optimizer are the pieces of ``shard``, and it has no hooks."""
         groups = self.param_groups
-        places = {parameter: place for place, group in enumerate(groups) for parameter in group["params"]}
-        pieces: dict[int, list[torch.Tensor]] = defaultdict(list)
-        for piece in shard.pieces:
-            piece.take_gradient(self._options.sparse_as_dense)
-            pieces[places[piece.parameter]].append(piece.tensor)
-        reduced = {place: {**groups[place], "params": tensors} for place, tensors in sorted(pieces.items())}
-        self.param_groups = list(reduced.values())
+        hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
+        pieces = {piece.parameter: piece for piece in shard.pieces}
         try:
+            for piece in shard.pieces:
+                piece.take_gradient(self._options.sparse_as_dense)
+            self.param_groups = [_reduced(group, pieces) for group in groups]
+            self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
             yield
         finally:
-            self.param_groups = groups
-            for place, group in reduced.items():
-                groups[place].update({key: value for key, value in group.items() if key != "params"})
+            self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = hooks
+            reduced, self.param_groups = self.param_groups, groups
+            for group, changed in zip(groups, reduced, strict=True):
+                group.update({key: value for key, value in changed.items() if key not in LISTS})
             for piece in shard.pieces:
-                piece.tensor.grad = None
+                piece.drop_gradient()
 
     # The state of all.
 
     def _own_parts(self) -> list[StatePart]:
         """What this rank has of the state; InvalidRequestError if the other ranks with the rest are gone."""
         shard = self._shard
-        if shard is None:
+        if shard is None or not self._is_spread:
             return []
-        places = {parameter: place for place, parameter in enumerate(shard.parameters)}
-        parts = [
-            StatePart(places[piece.parameter], piece.start, piece.stop, self.state[piece.tensor])
-            for piece in shard.pieces
-            if piece.tensor in self.state
-        ]
-        if parts and shard.engine is not basics.engine():
+        if not (basics.is_initialized() and shard.engine is basics.engine()):
             raise InvalidRequestError(
                 "the state of the optimizer lies in shards on the ranks of a world that has ended; call "
                 "load_state_dict() with a full state, or make the optimizer anew"
             )
-        return parts
-
-    def _is_spread(self) -> bool:
-        """Whether the state lies in shards; then its own keys are no parameters."""
-        return self._shard is not None and not any(parameter in self.state for parameter in self._parameters())
+        places = {parameter: place for place, parameter in enumerate(shard.parameters)}
+        return [
+            StatePart(places[piece.parameter], piece.start, piece.stop, mapped(state, _on_host))
+            for piece in shard.pieces
+            if (state := self.state.get(piece.tensor))
+        ]
 
     def _joined(self, gathered: Sequence[Sequence[StatePart]]) -> State:
-        assert self._shard is not None
+        """The state by parameter; entries that belong to no parameter are those of this rank."""
+        parameters = [] if self._shard is None else self._shard.parameters
         parts: dict[int, list[StatePart]] = defaultdict(list)
         for part in [part for each in gathered for part in each]:
             parts[part.number].append(part)
-        parameters = self._shard.parameters
-        return {parameters[index]: joined_state(parameters[index], found) for index, found in sorted(parts.items())}
+        others = {key: value for key, value in self.state.items() if not isinstance(key, torch.Tensor)}
+        joined = {parameters[number]: joined_state(parameters[number], each) for number, each in sorted(parts.items())}
+        return {**joined, **others}
+
+    def _gathered(self) -> Sequence[Sequence[StatePart]]:
+        return allgather_object(self._own_parts(), f"{NAME}.state", self._options.process_set)
 
     def unite(self) -> None:
         """Let each rank have the full state, by parameter, if it lies in shards. A collective then."""
-        if self._shard is not None and self._is_spread():
-            whole = self._joined(allgather_object(self._own_parts(), f"{NAME}.state", self._options.process_set))
-            self.state.clear()
-            self.state.update(whole)
+        if self._is_spread:
+            whole = self._joined(self._gathered())
+            self._hold(whole)
         self._shard = None
+
+    def _hold(self, state: State) -> None:
+        """``state`` has parameters as keys."""
+        self.state.clear()
+        self.state.update(state)
+        self._is_spread = False
+
+    def give_way(self, root_rank: int) -> None:
+        """All ranks are about to take the state of ``root_rank``: let that rank have all of it. A collective."""
+        process_set = self._options.process_set
+        if not self._has_company() or root_rank not in (process_set.ranks or ()):
+            return
+        spread = allgather_object(self._is_spread, f"{NAME}.is_spread", process_set)
+        if all(spread):
+            self.unite()
+        elif spread[(process_set.ranks or []).index(root_rank)]:
+            raise InvalidRequestError(
+                "the state lies in shards, and the part of some rank is gone, because it has loaded another state; "
+                f"load that on rank {root_rank}, which sends it, or on all ranks"
+            )
+        elif self._is_spread:
+            self._hold({})
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -181,20 +259,17 @@ class ShardedOptimizer(HookedOptimizer):
 
         After the first step this is a collective: all ranks call it. See :func:`full_state_dict` for one rank only.
         """
-        if not (self._has_company() and self._is_spread()):
-            return super().state_dict()
-        return self._with_state(self._joined(allgather_object(self._own_parts(), f"{NAME}.state", self._set)))
+        return self._with_state(self._joined(self._gathered())) if self._is_spread else super().state_dict()
 
     def state_dict_on(self, root_rank: int) -> dict[str, Any] | None:
         """The full state on the global rank ``root_rank``, None on the others. A collective after the first step."""
-        if not (self._has_company() and self._is_spread()):
+        process_set = self._options.process_set
+        if root_rank not in (process_set.ranks or [root_rank]):
+            raise InvalidRequestError(f"root_rank={root_rank} is not one of the ranks {process_set.ranks}; give one")
+        if not self._is_spread:
             return super().state_dict() if basics.rank() == root_rank else None
-        gathered = gather_object(self._own_parts(), root_rank, f"{NAME}.state", self._set)
+        gathered = gather_object(self._own_parts(), root_rank, f"{NAME}.state", process_set)
         return None if gathered is None else self._with_state(self._joined(gathered))
-
-    @property
-    def _set(self) -> Any:
-        return self._options.process_set
 
     def _with_state(self, state: State) -> dict[str, Any]:
         own = self.state
@@ -210,11 +285,22 @@ class ShardedOptimizer(HookedOptimizer):
 
         InvalidRequestError for that of another model, and the errors of the wrapped optimizer; then nothing changes.
         """
-        own = self.state
-        self.state = defaultdict(dict)
+        before = self.state, [dict(group) for group in self.param_groups], self._is_spread
+        self.state, self._is_spread = defaultdict(dict), False
         try:
             super().load_state_dict(state_dict)
             self._require_shapes()
         except BaseException:
-            self.state = own
+            self.state, self.param_groups, self._is_spread = before
             raise
+
+
+def _reduced(group: dict[str, Any], pieces: Mapping[torch.Tensor, Piece]) -> dict[str, Any]:
+    """``group`` with the parts in ``pieces``; those of a parameter, such as its name, go with it."""
+    places = [place for place, parameter in enumerate(group["params"]) if parameter in pieces]
+    lists = {key: [group[key][place] for place in places] for key in LISTS if key in group}
+    return {**group, **lists, "params": [pieces[parameter].tensor for parameter in lists["params"]]}
+
+
+def _on_host(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value

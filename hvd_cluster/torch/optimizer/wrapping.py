@@ -19,6 +19,7 @@ from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.optimizer.adasum import AdasumOptimizer
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 from hvd_cluster.torch.optimizer.inventory import Names, given_names, parameter_groups
+from hvd_cluster.torch.optimizer.shard import own_memory
 from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 
 
@@ -88,6 +89,13 @@ def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: 
     earlier = optimizer.__dict__.get("_combiner")
     if earlier is not None:  # of a wrapper that is gone
         earlier.release()
+    if optimizer.__dict__.get("_is_spread"):
+        raise InvalidRequestError(
+            "the optimizer was sharded, and has the state of a part of the parameters only; make a new one, and load "
+            "the full_state_dict() of this one"
+        )
+    if not options.sharded:
+        own_memory(parameter for group in optimizer.param_groups for parameter in group["params"])
     base = type(optimizer)
     if options.sharded:
         kind: type[torch.optim.Optimizer] = ShardedOptimizer

@@ -425,6 +425,175 @@ def check_sparse_gradients():
     assert_identical_everywhere(model)
 
 
+def check_a_look_at_the_state():
+    def train_and_look(model, optimizer, steps, passes):
+        for step in steps:
+            train(model, optimizer, [step])
+            if hvd.rank() == 0:
+                assert all(optimizer.state[parameter] is not None for parameter in model.parameters())
+
+    assert_same_training(momentum, train=train_and_look)
+
+
+def check_hooks_of_steps():
+    def train_with_hooks(model, optimizer, steps, passes):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        average = copy.deepcopy(model)
+        norms = []
+
+        def clip(*_):
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01))
+
+        def follow(*_):
+            scheduler.step()
+            for one, other in zip(average.parameters(), model.parameters(), strict=True):
+                one.data.lerp_(other.data, 0.5)
+
+        optimizer.register_step_pre_hook(clip)
+        optimizer.register_step_post_hook(follow)
+        optimizer.step = optimizer.step  # as a scheduler leaves it
+        train(model, optimizer, steps)
+        with torch.no_grad():
+            hvd.barrier()
+            for one, other in zip(model.parameters(), average.parameters(), strict=True):
+                one.copy_(other)
+            hvd.barrier()
+        assert len(norms) == len(steps)
+
+    def grouped(parameters):
+        return torch.optim.SGD([{"params": [each], "lr": 0.1 + place} for place, each in enumerate(parameters)])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a scheduler that steps within the step
+        assert_same_training(grouped, train=train_with_hooks)
+
+
+class Counting(torch.optim.SGD):
+    """Has numbers in its groups and in its state, and looks at what parameters have."""
+
+    hvd_element_wise = False
+
+    def step(self, closure=None):
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                assert parameter.requires_grad
+                assert parameter.label == name
+        return super().step(closure)
+
+
+def check_a_class_with_numbers_of_its_own():
+    def labelled():
+        model = build()
+        for name, parameter in model.named_parameters():
+            parameter.label = name
+        return model
+
+    def make(parameters):
+        return Counting([(each.label, each) for each in parameters], lr=0.1, momentum=0.9)
+
+    assert_same_training(make, labelled)
+
+
+def check_more_ranks_than_blocks():
+    def tiny():
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(7, 3, bias=False))
+
+    for kind in sorted(ELEMENT_WISE, key=lambda kind: kind.__name__):
+        assert_same_training(lambda parameters, kind=kind: kind(parameters, lr=0.01), tiny, steps=range(2))
+    assert_same_training(lambda parameters: torch.optim.Adam(parameters, fused=True), tiny)
+    assert_same_training(torch.optim.Adafactor, tiny)
+
+
+def check_parameters_after_the_optimizer():
+    for place in PLACES:
+        model = build()
+        raw = momentum(model.parameters())
+        optimizer = hvd.DistributedOptimizer(raw, model.named_parameters(), sharded=place)
+        train(model, optimizer, range(1))
+        size = len(pickle.dumps([each.detach() for each in model.parameters()]))
+        assert size < 6 * sum(each.numel() * 4 for each in model.parameters())
+        if hvd.size() > 1:
+            del optimizer
+            with pytest.raises(InvalidRequestError, match=r"was sharded.*load the full_state_dict"):
+                hvd.DistributedOptimizer(raw, sharded=place)
+        hvd.barrier()
+        plain, expected = build(), build()
+        plain.load_state_dict(model.state_dict())
+        expected.load_state_dict(model.state_dict())
+        assert_after(model, expected)
+
+
+def assert_after(model, expected):
+    """The parameters of ``model`` are this rank's own for an optimizer that is not sharded."""
+    one = hvd.DistributedOptimizer(momentum(model.parameters()))
+    train(model, one, range(2))
+    del one
+    other = hvd.DistributedOptimizer(momentum(expected.parameters()))
+    train(expected, other, range(2))
+    assert torch.equal(flat(model), flat(expected))
+
+
+def check_steps_that_would_be_wrong():
+    if hvd.size() == 1:
+        return
+    model = build()
+    optimizer = wrapped(model, momentum, True)
+    train(model, optimizer, range(1))
+    backward(model, optimizer, 1)
+    with (
+        optimizer.skip_synchronize(),
+        pytest.raises(InvalidRequestError, match="before the gradients were combined"),
+    ):
+        optimizer.step()
+    optimizer.zero_grad()
+    tied = build()
+    tied[3].bias.data = tied[0].weight.data[0, :3]
+    optimizer = wrapped(tied, momentum, True)
+    backward(tied, optimizer, 1)
+    with pytest.raises(InvalidRequestError, match="lie in the same memory"):
+        optimizer.step()
+
+
+def check_clipping_after_unscaling():
+    for place in (False, *PLACES):
+        model = build()
+        optimizer = wrapped(model, momentum, place)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        images, labels = data(1, torch.float32)
+        scaler.scale(loss_of(model, own(images), own(labels))).backward()
+        scaler.unscale_(optimizer)
+        hvd.clip_grad_norm_(optimizer, 1.0)
+        if hvd.size() > 1:
+            with pytest.raises(
+                InvalidRequestError, match=r"unscale_\(\) was called before the gradients were combined"
+            ):
+                scaler.step(optimizer)
+        del optimizer
+
+
+def check_the_root_restores():
+    for place in PLACES:
+        model = build()
+        optimizer = wrapped(model, adam, place)
+        train(model, optimizer, range(2))
+        saved = optimizer.state_dict()
+        train(model, optimizer, range(2, 4))
+        if hvd.rank() == 0:
+            optimizer.load_state_dict(copy.deepcopy(saved))
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert same(optimizer.state_dict(), saved)
+        wrong = copy.deepcopy(saved)
+        wrong["state"][0]["exp_avg"] = torch.zeros(2, 2)
+        wrong["param_groups"][0]["lr"] = 99.0
+        if hvd.size() > 1:
+            with pytest.raises(InvalidRequestError, match="exp_avg of"):
+                optimizer.load_state_dict(wrong)
+            assert same(optimizer.state_dict(), saved)
+
+
 @each_check(globals())
 @pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
