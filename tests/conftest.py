@@ -12,8 +12,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from hvd_cluster import horovod
-from tests import shared_memory
+from tests import shared_memory, startup
+from tests.startup import sitecustomize  # for this process, before it imports a framework
 
+# For the processes that tests start.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(startup.FOLDER), os.environ.get("PYTHONPATH")]))
 # gRPC, which TensorFlow brings, makes a new descriptor at each fork while one of its threads is at work.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Or torch.compile would start processes that stay as long as a rank. torch reads it when it imports its compiler.
@@ -27,6 +30,7 @@ settings.load_profile("any machine")
 
 def pytest_collection_finish():
     """The collections of garbage after tests skip what the imports have made: a million objects of the frameworks."""
+    gc.set_threshold(*sitecustomize.USUAL)
     gc.collect()
     gc.freeze()
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import startup
+
 ROOT = Path(__file__).parents[1]
 DEVELOPMENT = Path(sys.prefix.removesuffix("-mxnet"))
 """The environment of development, also for the tests of MXNet, which run in one of their own: see scripts/mxnet."""
@@ -42,7 +44,7 @@ def environment(name, folder):
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")
     mpirun(name)
-    own = {"PYTHONPATH": str(ROOT), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": startup.PATH, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     return {**os.environ, **AS_ROOT, **own, "LD_LIBRARY_PATH": str(FOLDER / name / "lib")}
 
 

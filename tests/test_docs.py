@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 import hvd_cluster
+from tests import startup
 from tests.doc_blocks import PAGES, PLACES, ROOT, blocks, execute
 
 SECTION = re.compile(r'"([^"]+)"\s+in\s+the\s+(\w+)\s+page')
@@ -33,7 +34,7 @@ def run_all(place):
 
 
 def run_on_two_ranks(place):
-    variables = {"PYTHONPATH": str(ROOT), "HOROVOD_GLOO_TIMEOUT_SECONDS": "20", "KERAS_BACKEND": "tensorflow"}
+    variables = {"PYTHONPATH": startup.PATH, "HOROVOD_GLOO_TIMEOUT_SECONDS": "20", "KERAS_BACKEND": "tensorflow"}
     return hvd_cluster.run(run_all, (place,), num_proc=2, env=variables)
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import startup
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 DIGITS = str(EXAMPLES / "digits.py")
@@ -82,7 +84,7 @@ def test_the_result_does_not_depend_on_random_events() -> None:
 def _elastic(folder: Path, victims: Sequence[int]) -> list[str]:
     """The lines of rank 0, of a job in which the processes ``victims`` are killed when they train."""
     folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": startup.PATH}
     command = [*HVDRUN, "-np", "2", "--min-np", "1", sys.executable, str(EXAMPLES / "elastic_digits.py")]
     pause = ["--pause", "0.02"] if victims else []  # so that they still train when the kill comes
     with (folder / "err").open("w") as err:
@@ -148,5 +150,5 @@ def _lines(*command: str) -> list[str]:
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": startup.PATH}
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=200, env=environment)

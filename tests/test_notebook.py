@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import startup
+
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
@@ -76,7 +78,7 @@ def outputs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
             patch.setenv(name, str(folder / name))
-        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("PYTHONPATH", startup.PATH)
         Reader(notebook, answer).execute(cwd=str(folder))
     return dict(zip([TALK, FAIL, HANG, LEFT], (cell.outputs for cell in notebook.cells[1:]), strict=True))
 

@@ -13,6 +13,7 @@ from executors.agents.local import job as programs
 from executors.api import WorkerError
 from executors.job import worlds
 from executors.membership import Limits
+from tests import startup
 from tests.traces import ROOT, Trace, common
 
 STEP = re.compile(r"^\d+\. `([\w/]+\.py)`: `(\w+)`", re.MULTILINE)
@@ -42,7 +43,7 @@ def check(title, ranks, most):
 
 
 def on_two_ranks(function, **variables):
-    return hvd_cluster.run(function, num_proc=2, env={"PYTHONPATH": str(ROOT), **variables})
+    return hvd_cluster.run(function, num_proc=2, env={"PYTHONPATH": startup.PATH, **variables})
 
 
 def traced_allreduces():

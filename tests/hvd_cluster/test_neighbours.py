@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import startup
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -14,7 +16,7 @@ def import_beside(folder):
     (folder / "script.py").write_text("import hvd_cluster\n")
     return subprocess.run(
         [sys.executable, folder / "script.py"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": startup.PATH},
         capture_output=True,
         text=True,
         timeout=60,

@@ -15,6 +15,7 @@ from collectives.api import PeerLostError
 from executors.api import ExecutorError, RemoteError, WorkerError
 from hvd_cluster import run
 from hvd_cluster.core import basics
+from tests import startup
 
 ROOT = Path(__file__).parents[2]
 
@@ -338,7 +339,7 @@ def test_functions_and_classes_of_the_main_script_travel(tmp_path):
     finished = subprocess.run(
         [sys.executable, "-W", "error", tmp_path / "script.py"],
         cwd=tmp_path / "elsewhere",
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": startup.PATH},
         capture_output=True,
         text=True,
         timeout=60,

@@ -338,8 +338,15 @@ def _alltoall(backend: HostBackend, unit: int, even: bool) -> None:
 
 
 def _once(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Members that are threads of one process compute what all of them need once."""
-    cached, lock = functools.lru_cache(maxsize=8)(function), threading.Lock()
+    """Members that are threads of one process compute what all of them need once. Nobody may write into it."""
+
+    @functools.lru_cache(maxsize=8)
+    def cached(*arguments: Any) -> Array:
+        result = function(*arguments)
+        result.flags.writeable = False
+        return result
+
+    lock = threading.Lock()
 
     def call(*arguments: object) -> Array:
         with lock:
@@ -397,6 +404,7 @@ def _divided(array: Array, pieces: int) -> list[Array]:
     return np.split(array, ends)
 
 
+@_once
 def _some_bytes(length: int, seed: int) -> Array:
     return np.random.default_rng([length, seed]).integers(0, 256, length, np.uint8)
 

@@ -16,7 +16,7 @@ from collectives.api import (
     ShutDownError,
 )
 from collectives.backends.inproc import InprocBackend, InprocGroup
-from collectives.kernels.reduction import reduction
+from collectives.kernels.reduction import ReductionKernel, reduction
 from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
 from tests.collectives.backends.members import group_of, in_threads
 
@@ -84,6 +84,19 @@ def test_a_member_may_close_while_others_still_leave_the_last_call():
 
     group = InprocGroup(4)
     in_threads(4, body)
+
+
+def test_kernels_that_do_the_same_are_one_call():
+    """Threads that ask for a kernel at once may get two of them."""
+    group = InprocGroup(2)
+
+    def body(rank):
+        numbers = np.array([rank + 1.0])
+        kernel = ReductionKernel(DType.FLOAT64, ReduceOp.SUM, 0.5)
+        InprocBackend(group_of(2, rank), group).allreduce_arrays([numbers], [numbers], kernel)
+        return numbers[0]
+
+    assert in_threads(2, body) == [1.5, 1.5]
 
 
 def test_members_that_call_different_things_are_told():

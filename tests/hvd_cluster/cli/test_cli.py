@@ -15,6 +15,7 @@ import pytest
 from executors.failures import Patience
 from executors.membership import Cooldown, Limits
 from hvd_cluster.cli.hvdrun import main
+from tests import startup
 
 ROOT = Path(__file__).parents[3]
 SECONDS = "a positive number of seconds, at most 1000000"
@@ -38,7 +39,7 @@ def hvdrun():
     def start(*arguments):
         process = subprocess.Popen(
             ["env", "--default-signal=INT,HUP", sys.executable, "-m", "hvd_cluster", *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": startup.PATH, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -232,7 +233,7 @@ def test_a_console_that_cannot_be_written(tmp_path, options, redirection, lost):
     """A full disk, or a stream that the shell has closed; status and ranks are as ever."""
     words = [sys.executable, "-m", "hvd_cluster", "-np", 2, *options, "sh", "-c", "seq 9; seq 9 >&2; exit 3"]
     command = f"{shlex.join(map(str, words))} {redirection}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": startup.PATH, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, shell=True, capture_output=True, env=environment, text=True, check=False)
     assert done.returncode == 3
     kept = done.stdout if lost == "error" else done.stderr
@@ -252,7 +253,7 @@ def test_both_consoles_are_on_a_full_disk(tmp_path):
         "-c",
         f"seq 9; seq 9 >&2; touch {tmp_path}/$HOROVOD_RANK",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": startup.PATH}
     done = subprocess.run(
         f"{shlex.join(map(str, words))} >/dev/full 2>&1", shell=True, env=environment, timeout=60, check=False
     )

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from hvd_cluster.cli.hvdrun import main
-from tests import mpi
+from tests import mpi, startup
 
 ROOT = Path(__file__).parents[3]
 OPEN_MPI, MPICH = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
@@ -200,7 +200,7 @@ def test_nothing_outlives_hvdrun(program, tmp_path, number, status):
     (tmp_path / "bin" / "sleep").symlink_to("/bin/sleep")
     program("mpirun", f"setsid {tmp_path}/bin/sleep 600 & echo started; wait")
     command = ["env", "--default-signal=INT", sys.executable, "-m", "hvd_cluster", "--mpi", "-np", "2", "true"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": startup.PATH}
     with subprocess.Popen(command, env=environment, stdout=-1, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout.readline() == "started\n"
         family = psutil.Process(process.pid).children(recursive=True)
@@ -260,7 +260,7 @@ def numbers(folder, count):
 def test_an_mpirun_without_a_handler(program, tmp_path):
     program("mpirun", f"echo started; while ! test -e {tmp_path}/done; do sleep 0.02; done")
     command = [sys.executable, "-m", "hvd_cluster", "--mpi", "-np", "2", "true"]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=-1, stderr=-1) as process:
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": startup.PATH}, stdout=-1, stderr=-1) as process:
         assert process.stdout.readline() == b"started\n"
         process.send_signal(signal.SIGUSR2)
         said = process.stderr.readline()

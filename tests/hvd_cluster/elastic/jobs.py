@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests import startup
+
 ROOT = Path(__file__).parents[3]
 TRAINING = Path(__file__).with_name("training.py")
 HVDRUN = sys.executable, "-m", "hvd_cluster"
@@ -22,7 +24,7 @@ class ElasticJob:
         self._files = [(folder / name).open("w") for name in ("out", "err")]
         self.process = subprocess.Popen(
             [*HVDRUN, *map(str, options), sys.executable, str(script), str(folder), *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **dict(variables)},
+            env={**os.environ, "PYTHONPATH": startup.PATH, "OMP_NUM_THREADS": "1", **dict(variables)},
             stdout=self._files[0],
             stderr=self._files[1],
         )

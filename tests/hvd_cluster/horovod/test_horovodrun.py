@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvd_cluster import __version__
+from tests import startup
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "hvd_cluster" / "horovod" / "command"
@@ -32,7 +33,7 @@ def folder(tmp_path_factory):
 
 def horovodrun(folder, *arguments):
     """Its standard output."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": startup.PATH, "OMP_NUM_THREADS": "1"}
     command = [folder / "bin" / "horovodrun", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr

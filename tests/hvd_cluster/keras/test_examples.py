@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import startup
 from tests.hvd_cluster.keras.conftest import BACKENDS
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +29,7 @@ def test_all_ranks_agree(name, options, told):
     if "tensorflow" not in BACKENDS:
         pytest.skip("TensorFlow is not installed")
     command = [*HVDRUN, *options, sys.executable, str(ROOT / "examples" / name), "--epochs", "1"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "tensorflow"}
+    variables = {**os.environ, "PYTHONPATH": startup.PATH, "KERAS_BACKEND": "tensorflow"}
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, env=variables)
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("[0]<stdout>:") for line in done.stdout.splitlines() if line.startswith("[0]")]

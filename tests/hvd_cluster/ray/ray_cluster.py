@@ -25,6 +25,8 @@ KINDS = (HorovodWorker, PlacementGroupReaper, AutoscalerRequest, RemoteDriver, "
 ACTORS = tuple(f"ray::{getattr(kind, '__name__', kind)}" for kind in KINDS)
 # Ray says after 2 seconds, instead of after 12, that a node died.
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}
+# No worker processes before they are needed, and no metrics of the nodes, which no test reads.
+LESS = {"prestart_worker_first_driver": False, "enable_metrics_collection": False}
 
 
 @contextmanager
@@ -32,7 +34,7 @@ def running_cluster(nodes: int = 2) -> Iterator[Cluster]:
     """The cluster, or only its first node, with this process as its driver; fails when a node lives 10 s longer."""
     with ray_folder() as folder:
         cluster = Cluster()
-        add_node(cluster, folder, include_dashboard=False, _system_config=HEALTH)
+        add_node(cluster, folder, include_dashboard=False, _system_config=HEALTH | LESS)
         if nodes == 2:
             add_node(cluster, folder, num_gpus=4)
         connect(cluster)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import startup
+
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[3]
@@ -17,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 def test_a_worker_is_killed_and_the_others_go_on():
     run = subprocess.run(
         [sys.executable, ROOT / "examples" / "elastic_ray.py", "--kill", "--epochs", "2", "--pause", "0.02"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"},
+        env={**os.environ, "PYTHONPATH": startup.PATH, "RAY_AUTH_MODE": "disabled"},
         capture_output=True,
         text=True,
         timeout=220,

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from autoscaler import processes_of
 
+from tests import startup
 from tests.namespaces import HOSTS, Network, Unavailable
 
 # Ray sets variables when it is imported.
@@ -80,7 +81,7 @@ def run_on(network, host, command):
     with network.inside(host):
         done = subprocess.run(
             command,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"},
+            env={**os.environ, "PYTHONPATH": startup.PATH, "RAY_AUTH_MODE": "disabled"},
             capture_output=True,
             text=True,
             timeout=SECONDS,

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from spark_cluster import JAVA_OPTIONS
 
+from tests import startup
+
 # Each example starts Spark.
 pytestmark = pytest.mark.timeout(240)
 
@@ -20,7 +22,7 @@ AGREE = r"parameters: bit for bit the same on 2 of 2 ranks, sha256 [0-9a-f]{16}"
 def run_example(name, *arguments):
     return subprocess.run(
         [sys.executable, ROOT / "examples" / name, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_SUBMIT_OPTS": JAVA_OPTIONS},
+        env={**os.environ, "PYTHONPATH": startup.PATH, "SPARK_SUBMIT_OPTS": JAVA_OPTIONS},
         capture_output=True,
         text=True,
         timeout=220,

@@ -17,6 +17,7 @@ import hvd_cluster.tensorflow as hvd
 import hvd_cluster.tensorflow.keras
 from hvd_cluster.keras import elastic
 from hvd_cluster.tensorflow.optimizer import aggregation
+from tests import startup
 
 ROOT = Path(__file__).parents[3]
 HVDRUN = [sys.executable, "-m", "hvd_cluster", "--horovod-alias", "-np", "2", sys.executable]
@@ -246,7 +247,7 @@ print("trained", hvd.size(), losses[-1] < losses[0], losses, told(model.get_weig
 def test_a_script_for_horovod(tmp_path, source):
     script = tmp_path / "train.py"
     script.write_text(TOLD + source)
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
+    variables = {**os.environ, "PYTHONPATH": startup.PATH, "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
     done = subprocess.run(
         [*HVDRUN, script], check=False, capture_output=True, text=True, timeout=100, env=variables, cwd=tmp_path
     )

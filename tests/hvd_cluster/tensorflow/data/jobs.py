@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hvd_cluster.data.compute import ComputeService
 from hvd_cluster.tensorflow.data.config import TfDataServiceConfig
+from tests import startup
 
 ROOT = Path(__file__).parents[4]
 KEY = b"k" * 32
@@ -27,10 +28,11 @@ class Job:
 
     def __init__(self, folder, size, *command):
         self._log = folder / "log"
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOROVOD_GLOO_IFACE": "lo", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        own = {"PYTHONPATH": startup.PATH, "HOROVOD_GLOO_IFACE": "lo", "TF_CPP_MIN_LOG_LEVEL": "2"}
         hvdrun = [sys.executable, "-m", "hvd_cluster", "-np", str(size), sys.executable, *map(str, command)]
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(hvdrun, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+            options = {"env": {**os.environ, **own}, "stdout": log, "stderr": subprocess.STDOUT, "cwd": folder}
+            self._process = subprocess.Popen(hvdrun, **options)
 
     def result(self):
         """The exit code and the output."""

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 from hvd_cluster import horovod
-from tests.hvd_cluster.tensorflow.data.jobs import ROOT, SECONDS
+from tests import startup
+from tests.hvd_cluster.tensorflow.data.jobs import SECONDS
 
 NAMES = {
     "horovod.tensorflow.data": "hvd_cluster.tensorflow.data",
@@ -22,7 +23,7 @@ def test_modules_are_ours(horovod_alias):
 
 
 def test_the_command_has_its_name():
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([horovod.STARTUP, str(ROOT)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([horovod.STARTUP, startup.PATH])}
     command = [sys.executable, "-m", "horovod.tensorflow.data.compute_worker", "--help"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True)
     assert "CONFIGFILE [options]" in done.stdout

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.hvd_cluster.cli.test_cli import ROOT
+from tests import startup
 
 SCRIPT = r"""
 import os, sys
@@ -32,7 +32,7 @@ def test_ranks_of_a_launcher_meet(tmp_path, launcher, arguments):
     (tmp_path / "train.py").write_text(SCRIPT)
     program = [sys.executable] if launcher is HVDRUN else []
     command = [sys.executable, "-m", *launcher, *program, tmp_path / "train.py", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": startup.PATH, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = sorted(line.rpartition(">:")[2] for line in done.stdout.splitlines())
@@ -64,7 +64,7 @@ except Exception as error:
 def test_the_others_hear_of_a_rank_that_was_killed(tmp_path):
     (tmp_path / "train.py").write_text(KILLED)
     command = [sys.executable, "-m", *HVDRUN, sys.executable, tmp_path / "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": startup.PATH, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 137
     assert "rank 1" in done.stdout, done.stdout + done.stderr
