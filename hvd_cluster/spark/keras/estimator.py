@@ -14,7 +14,7 @@ from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes, check
 from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
 from hvd_cluster.spark.estimators.params import PASSES, EstimatorParameter, anything, ineffective, with_parameters
 from hvd_cluster.spark.estimators.parquet import to_list
-from hvd_cluster.spark.keras.devices import VARIABLE, chosen_backend
+from hvd_cluster.spark.keras.devices import VARIABLE, chosen_backend, chosen_floats
 from hvd_cluster.spark.keras.layout import KerasLayout
 from hvd_cluster.spark.keras.model import KERAS_BLOBS, KerasModel
 from hvd_cluster.spark.keras.payload import custom_in, named, packed, put_arrays, unpacked
@@ -112,7 +112,7 @@ class KerasEstimator(HorovodEstimator):
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         payload = packed(_fit_of(settings, columns, run), settings["custom_objects"])
         unpacked(payload)  # what Keras cannot make again is an error before anything starts
-        return train, (chosen_backend(), settings["random_seed"], settings["use_gpu"], payload)
+        return train, (chosen_backend(), chosen_floats(), settings["random_seed"], settings["use_gpu"], payload)
 
     @override
     def _fitted(self, plan: FitPlan, outcome: Any) -> Any:

@@ -274,14 +274,10 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def arrays_of(model: keras.Model, scale: float = 1.0) -> dict[str, list[Array]]:
-    """Copies of the weights and of the variables of the optimizer, its learning rate times ``scale``."""
+def arrays_of(model: keras.Model) -> dict[str, list[Array]]:
+    """Copies of the weights and of the variables of the optimizer."""
     settle(model)
-    rate, state = rate_of(model.optimizer), []
-    for variable in _state(model):
-        array = copied(variable)
-        state.append((array * scale).astype(array.dtype) if variable is rate else array)
-    return {"model": [copied(each) for each in model.weights], "optimizer": state}
+    return {"model": [copied(each) for each in model.weights], "optimizer": [copied(each) for each in _state(model)]}
 
 
 def put_arrays(model: keras.Model, arrays: Mapping[str, Sequence[Array]]) -> None:
@@ -299,12 +295,6 @@ def put_arrays(model: keras.Model, arrays: Mapping[str, Sequence[Array]]) -> Non
 
 def _state(model: keras.Model) -> list[Any]:
     return list(getattr(model.optimizer, "variables", ()))
-
-
-def rate_of(optimizer: Any) -> Any:
-    """The variable with the learning rate; None if a schedule has it."""
-    rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
-    return rate if isinstance(rate, keras.Variable) else None
 
 
 def checkpoint_bytes(arrays: Mapping[str, Sequence[Array]], about: Mapping[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ from collectives import override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.spark.estimators.checkpoints import EpochRange
-from hvd_cluster.spark.estimators.history import BestEpoch, is_better
+from hvd_cluster.spark.estimators.history import BestEpoch, is_better, require_finite
 from hvd_cluster.spark.estimators.progress import ProgressReporter
 from hvd_cluster.spark.lightning.batches import NamedBatches, checked_rows
 from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint, scale_optimizers, scale_schedulers
@@ -150,17 +150,8 @@ class ValueExchange(Callback):
 
     @override
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
-        if self._finite and not torch.isfinite(loss).all():
-            where = f"step {self._step(trainer)} of epoch {trainer.current_epoch + 1} on rank {basics.rank()}"
-            raise FloatingPointError(
-                f"the loss is {float(loss)} in {where}; look for rows with NaN or very large numbers, or lower the "
-                "learning rate"
-            )
-
-    @staticmethod
-    def _step(trainer: Any) -> int:
-        step: int = trainer.fit_loop.epoch_loop.batch_idx + 1
-        return step
+        if self._finite:
+            require_finite(loss.detach(), trainer.fit_loop.epoch_loop.batch_idx, trainer.current_epoch)
 
     @override
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

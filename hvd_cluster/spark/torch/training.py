@@ -27,6 +27,7 @@ from hvd_cluster.spark.estimators.history import (
     is_better,
     losses_of,
     over_all_ranks,
+    require_finite,
 )
 from hvd_cluster.spark.estimators.progress import ProgressReporter
 from hvd_cluster.spark.torch.batches import (
@@ -202,12 +203,8 @@ class Training:
         return loss
 
     def _check_finite(self, loss: torch.Tensor) -> None:
-        if self.fit.terminate_on_nan and not torch.isfinite(loss).all():
-            where = f"step {self._step + 1} of epoch {self._epoch + 1} on rank {basics.rank()}"
-            raise FloatingPointError(
-                f"the loss is {float(loss)} in {where}; look for rows with NaN or very large numbers, or lower the "
-                "learning rate"
-            )
+        if self.fit.terminate_on_nan:
+            require_finite(loss, self._step, self._epoch)
 
     def _train_batch(self, batch: Sequence[Any], averages: RowAverages) -> None:
         inputs, labels, weights = self.fit.layout.tensors(batch, self.device, self.dtype)

@@ -19,6 +19,7 @@ import keras
 from hvd_cluster.spark.estimators.columns import FitColumns
 from hvd_cluster.spark.estimators.scoring import LateLoader
 from hvd_cluster.spark.keras import KerasModel
+from hvd_cluster.spark.keras.devices import floats_of
 from hvd_cluster.spark.keras.layout import KerasLayout
 from hvd_cluster.spark.keras.model import load_predict
 from hvd_cluster.spark.keras.payload import (
@@ -182,21 +183,22 @@ def test_a_lambda_gets_a_name():
     assert named("mse", "loss") == "mse"
 
 
-def trained():
+def trained(rate=0.5, steps=1):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.5), "mse")
-    model.train_on_batch(X, X[:, :1])
+    model.compile(keras.optimizers.Adam(rate), "mse")
+    for _ in range(steps):
+        model.train_on_batch(X, X[:, :1])
     return model
 
 
 def test_states_of_a_training():
-    model, other = trained(), trained()
-    arrays = arrays_of(model, 0.5)
+    model, other = trained(), trained(rate=0.1, steps=2)
+    arrays = arrays_of(model)
     read, about = checkpoint_of(checkpoint_bytes(arrays, {"history": [{"epoch": 0}]}))
     assert about == {"history": [{"epoch": 0}]}
     put_arrays(other, read)
-    assert float(other.optimizer.learning_rate) == 0.25
-    assert float(model.optimizer.learning_rate) == 0.5
+    assert float(other.optimizer.learning_rate) == 0.5
+    assert int(other.optimizer.iterations) == 1
     np.testing.assert_array_equal(predicted(other), predicted(model))
     with pytest.raises(ValueError, match="there are 1 arrays for the model, which do not fit its 2 variables"):
         put_arrays(other, {**read, "model": read["model"][:1]})
@@ -349,6 +351,27 @@ def test_scores():
     predict = load_predict(model_with(net)._payload(), None)
     np.testing.assert_allclose(predict([X])[0], predicted(net), rtol=1e-6)
     np.testing.assert_allclose(predict([np.tile(X, (40, 1))])[0], np.tile(predicted(net), (40, 1)), rtol=1e-5)
+
+
+class Own(keras.Model):
+    """Makes its layer itself, with the dtype of floats of Keras."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.layer = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.layer(inputs)
+
+
+def test_scores_with_the_dtype_of_floats_of_the_fit():
+    with floats_of(("float64", "float64")):
+        net = Own()
+        net(X)
+    predict = load_predict(model_with(net, _floatx="float64")._payload(), None)
+    near, exact = (predict([np.array([[first, 0.0]])])[0] for first in (1 + 1e-12, 1.0))
+    assert near != exact
+    assert keras.config.floatx() == "float32"
 
 
 def test_outputs_by_name():
