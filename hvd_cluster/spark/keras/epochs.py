@@ -11,7 +11,6 @@ import numpy as np
 
 from hvd_cluster.core import basics
 from hvd_cluster.keras.broadcasting import broadcast_model
-from hvd_cluster.spark.estimators.checkpoints import EpochRange
 from hvd_cluster.spark.estimators.history import (
     LOSS,
     BestEpoch,
@@ -23,6 +22,7 @@ from hvd_cluster.spark.estimators.history import (
     over_all_ranks,
     require_finite,
 )
+from hvd_cluster.spark.estimators.run import EpochRange
 
 if TYPE_CHECKING:
     from hvd_cluster.spark.keras.training import KerasTraining

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 
 from collectives import override
-from hvd_cluster.spark.estimators.checkpoints import RunFolder
 from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes, check_strings, has_strings
 from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
 from hvd_cluster.spark.estimators.params import PASSES, EstimatorParameter, anything, ineffective, with_parameters
 from hvd_cluster.spark.estimators.parquet import to_list
+from hvd_cluster.spark.estimators.run import RunFolder
 from hvd_cluster.spark.keras.devices import VARIABLE, chosen_backend, chosen_floats
 from hvd_cluster.spark.keras.layout import KerasLayout
 from hvd_cluster.spark.keras.model import KERAS_BLOBS, KerasModel
@@ -176,16 +176,7 @@ def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder) ->
         run,
         compiling=_compiling(model, settings, len(columns.labels)),
         optimizer_state=_state_of(model) if has_state else None,
-        epochs=settings["epochs"],
-        train_steps=settings["train_steps_per_epoch"],
-        validation_steps=settings["validation_steps_per_epoch"],
-        validation_batch_size=settings["val_batch_size"],
-        callbacks=settings["callbacks"],
-        checkpoint_callback=settings["checkpoint_callback"],
-        compression=settings["gradient_compression"],
-        passes=settings["backward_passes_per_step"],
-        terminate_on_nan=settings["terminate_on_nan"],
-        verbose=settings["verbose"],
+        **KerasFit.chosen(settings),
     )
 
 

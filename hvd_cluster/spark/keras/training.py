@@ -15,9 +15,9 @@ from hvd_cluster.core import basics
 from hvd_cluster.keras.broadcasting import broadcast_model
 from hvd_cluster.keras.variables import build_optimizer
 from hvd_cluster.ops.objects import allgather_object, broadcast_object
-from hvd_cluster.spark.estimators.checkpoints import EpochRange, RunFolder
 from hvd_cluster.spark.estimators.history import BestEpoch, RowAverages, check_gpus, require_rows, with_all_ranks
 from hvd_cluster.spark.estimators.progress import ProgressReporter
+from hvd_cluster.spark.estimators.run import EpochRange, FitSettings, RunFolder, parameter
 from hvd_cluster.spark.keras.devices import Floats, floats_of, gpu_count, prepare_device, require_backend
 from hvd_cluster.spark.keras.epochs import EpochFirst, EpochLast, for_rank
 from hvd_cluster.spark.keras.layout import KerasLayout, as_tensor
@@ -28,7 +28,7 @@ History = list[dict[str, Any]]
 
 
 @dataclass
-class KerasFit:
+class KerasFit(FitSettings):
     """The model and the settings of a fit, which travel to the workers; ``compiling`` is for ``model.compile()``."""
 
     model: keras.Model
@@ -37,16 +37,8 @@ class KerasFit:
     run: RunFolder
     compiling: Mapping[str, Any] = field(default_factory=dict)
     optimizer_state: Sequence[Any] | None = None
-    epochs: int = 1
-    train_steps: int | None = None
-    validation_steps: int | None = None
-    validation_batch_size: int | None = None
-    callbacks: Sequence[keras.callbacks.Callback] = ()
-    checkpoint_callback: Any = None
-    compression: Any = None
-    passes: int = 1
-    terminate_on_nan: bool = False
-    verbose: int = 1
+    checkpoint_callback: Any = field(default=None, metadata=parameter("checkpoint_callback"))
+    passes: int = field(default=1, metadata=parameter("backward_passes_per_step"))
 
 
 def train(
@@ -190,8 +182,7 @@ class KerasTraining:
         averages, kept_apart = RowAverages(), self.shard.validation
         if kept_apart is None or not kept_apart.rows:
             return averages
-        size = self.fit.validation_batch_size
-        shard = kept_apart if size is None else kept_apart.batched(size)
+        shard = self.fit.validation_shard(kept_apart)
         steps = min(-(-shard.rows // shard.batch_size), self.fit.validation_steps or shard.rows)
         weighted = self.fit.layout.columns.weight is not None
         batches = (self.fit.layout.batch(rows, weighted) for rows in shard)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.spark.estimators.columns import key_of
 from hvd_cluster.spark.estimators.history import require_rows, with_all_ranks
 from hvd_cluster.spark.torch.batches import BatchLayout
@@ -58,8 +59,19 @@ class NamedBatches:
         self._layout = layout
         self._dtype = dtype
         self._limit = limit
+        self._most: int | None = None
         self.is_filler = False
         self.ranks_with_rows: list[int] = []
+
+    def most(self) -> int:
+        """The number of batches in an epoch of the rank with the most. All ranks make the first call together.
+
+        It waits until the last row has arrived.
+        """
+        if self._most is None:
+            own = -(-self._shard.rows // self._shard.batch_size)
+            self._most = max(allgather_object(min(own, self._limit or own), "lightning.batches"))
+        return self._most
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the next epoch."""

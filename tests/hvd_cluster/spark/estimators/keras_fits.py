@@ -7,8 +7,8 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from hvd_cluster.spark.estimators.checkpoints import RunFolder
 from hvd_cluster.spark.estimators.columns import FitColumns
+from hvd_cluster.spark.estimators.run import RunFolder
 from tests.hvd_cluster.keras.pool import Pool as Pool  # its processes shall have TensorFlow before they are forked
 
 BACKENDS = [name for name in ("tensorflow", "torch", "jax") if find_spec(name)]

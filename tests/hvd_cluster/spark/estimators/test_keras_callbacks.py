@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from hvd_cluster.spark.estimators.checkpoints import RunFolder
+from hvd_cluster.spark.estimators.run import RunFolder
 from hvd_cluster.spark.estimators.store import Store
 
 if find_spec("keras") is None:

@@ -106,7 +106,7 @@ def test_a_first_batch_that_is_wrong_on_one_rank_is_an_error_on_all(ranks, wrong
         import keras
 
         from hvd_cluster.core import basics
-        from hvd_cluster.spark.estimators.checkpoints import RunFolder
+        from hvd_cluster.spark.estimators.run import RunFolder
         from hvd_cluster.spark.keras.layout import KerasLayout
         from hvd_cluster.spark.keras.training import KerasFit, KerasTraining
 
@@ -129,7 +129,7 @@ def test_the_dtype_of_floats_is_that_of_the_driver(ranks):
         import keras
 
         from hvd_cluster.core import basics
-        from hvd_cluster.spark.estimators.checkpoints import RunFolder
+        from hvd_cluster.spark.estimators.run import RunFolder
         from hvd_cluster.spark.keras.devices import floats_of
         from hvd_cluster.spark.keras.layout import KerasLayout
         from hvd_cluster.spark.keras.payload import packed

@@ -12,7 +12,7 @@ import fake_shards  # noqa: E402
 from fake_shards import FakeShard, TwoHeads, line  # noqa: E402
 
 import hvd_cluster.torch as hvd  # noqa: E402
-from hvd_cluster.spark.estimators.checkpoints import RunFolder  # noqa: E402
+from hvd_cluster.spark.estimators.run import RunFolder  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
 from hvd_cluster.spark.torch.callbacks import EarlyStopping, FitCallback, SchedulerCallback  # noqa: E402
