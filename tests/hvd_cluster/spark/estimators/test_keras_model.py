@@ -338,6 +338,30 @@ def test_the_bytes_of_a_model_change_with_its_words_and_settings():
     assert model._payload() is not second
 
 
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="the layers are of TensorFlow")
+def test_a_model_travels_with_its_present_words(tmp_path):
+    """Not with those that its layers were made with, or with the path of a file, which only the driver has."""
+    (tmp_path / "words.txt").write_text("one\ntwo")
+    kinds = keras.layers
+    given = [
+        (kinds.TextVectorization(vocabulary=["one", "two"], output_sequence_length=1), "string", ["a", "b", "c"]),
+        (kinds.StringLookup(vocabulary=str(tmp_path / "words.txt")), "string", ["a"]),
+        (kinds.IntegerLookup(vocabulary=[1, 2]), "int64", [5, 6, 7]),
+        (kinds.StringLookup(vocabulary=["1", "2"], idf_weights=[1, 2], output_mode="tf_idf"), "string", ["a", "b"]),
+    ]
+    for layer, dtype, words in given:
+        weights = {"idf_weights": [2.0, 3.0]} if getattr(layer, "output_mode", "") == "tf_idf" else {}
+        layer.set_vocabulary(words, **weights)
+        before = layer.get_config()
+        net = keras.Sequential([keras.Input((1,), dtype=dtype), layer])
+        found = model_of(model_bytes(net)).layers[-1]
+        assert found.get_vocabulary(include_special_tokens=False) == words
+        assert layer.get_config() == before
+        if weights:
+            tensor = keras.ops.convert_to_tensor([["a"], ["b"], ["c"]], dtype="string")
+            np.testing.assert_allclose(found(tensor), layer(tensor))
+
+
 def test_the_bytes_of_a_model_change_with_its_weights_only():
     model = model_with(trained())
     first = model._payload()
