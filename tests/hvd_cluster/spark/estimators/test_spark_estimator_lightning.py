@@ -73,6 +73,7 @@ def test_a_pipeline_is_fitted_saved_and_loaded(spark, tmp_path, caplog):
     df, model = points(spark), plane("pytorch_lightning")
     estimator = estimator_of(
         model,
+        num_proc=1,  # the example has two
         validation="held_out",
         epochs=12,
         callbacks=[EarlyStopping("val_loss", min_delta=1e-4)],
