@@ -15,7 +15,7 @@ from keras_fits import ranks as ranks  # a fixture
 
 
 def test_uneven_and_empty_shards(ranks):
-    outcome = outcome_of(ranks, [line(0, validation=line(0)), line(23, validation=line(5))], epochs=30, seed=1)
+    outcome = outcome_of(ranks, [line(0, validation=line(0)), line(23, validation=line(5))], epochs=4, seed=1)
     first = outcome["history"][0]
     assert (first["rows"], first["epoch"], set(first)) == (23, 0, {"epoch", "train", "validation", "rows", "seconds"})
     assert losses(outcome)[-1] < losses(outcome)[0] / 100
@@ -237,7 +237,7 @@ def test_a_model_without_an_input(ranks):
 
         return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1000, 0.9))
 
-    outcome = outcome_of(ranks, [line(8), line(20)], make, optimizer=scheduled, epochs=40, seed=4)
+    outcome = outcome_of(ranks, [line(8), line(20)], make, optimizer=scheduled, epochs=10, seed=4)
     assert weight_of(outcome) == pytest.approx(2, abs=0.02)
     assert outcome["inputs"].shape == (1, 1)
 
