@@ -19,7 +19,6 @@ from executors.agents.spark import Session
 from hvd_cluster.spark.dataframe import require_dataframe, rows_of
 from hvd_cluster.spark.estimators import progress
 from hvd_cluster.spark.estimators.backend import ROW_CALL, chosen_backend
-from hvd_cluster.spark.estimators.checkpoints import RunFolder
 from hvd_cluster.spark.estimators.columns import (
     FitColumns,
     check_labels,
@@ -33,6 +32,7 @@ from hvd_cluster.spark.estimators.params import EstimatorParams
 from hvd_cluster.spark.estimators.parquet import ParquetRows
 from hvd_cluster.spark.estimators.persistence import Persistent
 from hvd_cluster.spark.estimators.progress import FitProgress
+from hvd_cluster.spark.estimators.run import RunFolder
 from hvd_cluster.spark.rows.columns import Stack
 
 __all__ = ["FitPlan", "HorovodEstimator", "HorovodModel"]

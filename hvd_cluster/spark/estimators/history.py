@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.core import basics
+from hvd_cluster.ops.objects import allgather_object, described
 
 logger = logging.getLogger(__name__)
 
 LOSS = "loss"
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass
@@ -62,6 +65,24 @@ def any_rank(flag: bool, name: str) -> bool:
     return any(allgather_object(bool(flag), f"estimator.{name}"))
 
 
+def with_all_ranks(make: Callable[[], T], told: Callable[[T], U], name: str) -> tuple[T, list[U]]:
+    """What ``make`` returns on this rank, and what is ``told`` of it on each.
+
+    Where it raises on some ranks, these raise their error, and the others ValueError with its text: none waits for it.
+    """
+    try:
+        own = make()
+        message: tuple[U | None, str] = told(own), ""
+    except Exception as error:
+        allgather_object((None, described(error)), name)
+        raise
+    gathered: Any = allgather_object(message, name)
+    for rank, (_, reason) in enumerate(gathered):
+        if reason:
+            raise ValueError(f"rank {rank} has no first batch: {reason}")
+    return own, [found for found, _ in gathered]
+
+
 def check_gpus(has_gpu: bool) -> None:
     """Raise RuntimeError, on all ranks, where only some of them have a GPU."""
     everyone = allgather_object(has_gpu, "estimator.gpus")
@@ -70,12 +91,27 @@ def check_gpus(has_gpu: bool) -> None:
         raise RuntimeError(f"the ranks {without} have no GPU, but the others have; set use_gpu=False")
 
 
-def check_rows(epoch: int, total: Mapping[str, RowAverages], validates: bool) -> None:
-    """Raise ValueError where no rank has rows. Log a line where none has rows for a validation."""
-    if total["train"].rows == 0:
+def require_rows(has_rows: bool) -> None:
+    """Raise ValueError where no rank has rows to train with."""
+    if not has_rows:
         raise ValueError(
             "there are no rows to train with: the DataFrame is empty, or all of its rows are for validation"
         )
+
+
+def require_finite(loss: Any, step: int, epoch: int) -> None:
+    """Raise FloatingPointError where the ``loss`` is no finite number; ``step`` and ``epoch`` count from 0."""
+    value = float(loss)
+    if not math.isfinite(value):
+        raise FloatingPointError(
+            f"the loss is {value} in step {step + 1} of epoch {epoch + 1} on rank {basics.rank()}; look for rows with "
+            "NaN or very large numbers, or lower the learning rate"
+        )
+
+
+def check_rows(epoch: int, total: Mapping[str, RowAverages], validates: bool) -> None:
+    """Raise ValueError where no rank has rows. Log a line where none has rows for a validation."""
+    require_rows(total["train"].rows > 0)
     if validates and total["validation"].rows == 0:
         logger.warning("epoch %d: there are no rows for validation, so the last epoch is kept", epoch + 1)
 

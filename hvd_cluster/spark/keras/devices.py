@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -31,6 +32,29 @@ def require_backend(name: str) -> None:
             f"Keras runs on {found!r} in this worker, but on {name!r} in the driver, because it was imported before "
             f"hvd-cluster could choose; set spark.executorEnv.{VARIABLE}={name}"
         )
+
+
+Floats = tuple[str, str]
+"""The dtype of floats of Keras, and the name of the policy by which its layers choose dtypes."""
+
+
+def chosen_floats(floatx: str | None = None) -> Floats:
+    """Those of this process. A ``floatx`` that is another one says both."""
+    own = keras.config.floatx()
+    return (own, str(keras.config.dtype_policy().name)) if floatx in (None, own) else (floatx, floatx)
+
+
+@contextmanager
+def floats_of(floats: Floats) -> Iterator[None]:
+    """Inside, Keras has these ``floats``."""
+    earlier = keras.config.floatx(), keras.config.dtype_policy()
+    try:
+        keras.config.set_floatx(floats[0])
+        keras.config.set_dtype_policy(floats[1])
+        yield
+    finally:
+        keras.config.set_floatx(earlier[0])
+        keras.config.set_dtype_policy(earlier[1])
 
 
 def gpu_count() -> int:

@@ -11,8 +11,6 @@ import numpy as np
 
 from hvd_cluster.core import basics
 from hvd_cluster.keras.broadcasting import broadcast_model
-from hvd_cluster.keras.callbacks import LearningRateScheduleCallback
-from hvd_cluster.spark.estimators.checkpoints import EpochRange
 from hvd_cluster.spark.estimators.history import (
     LOSS,
     BestEpoch,
@@ -22,7 +20,9 @@ from hvd_cluster.spark.estimators.history import (
     is_better,
     losses_of,
     over_all_ranks,
+    require_finite,
 )
+from hvd_cluster.spark.estimators.run import EpochRange
 
 if TYPE_CHECKING:
     from hvd_cluster.spark.keras.training import KerasTraining
@@ -32,15 +32,12 @@ ON_ONE_RANK = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger, keras
 
 
 def for_rank(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
-    """Those of this rank. Learning rates in them are multiplied by the number of ranks, as that of the optimizer."""
-    for callback in callbacks:
-        if isinstance(callback, LearningRateScheduleCallback) and callback.initial_lr is not None:
-            callback.initial_lr *= basics.size()
+    """Those of this rank."""
     return [each for each in callbacks if basics.rank() == 0 or not isinstance(each, ON_ONE_RANK)]
 
 
 class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
-    """Comes before the callbacks of the user: they see averages over all ranks, the same on each."""
+    """Comes before the callbacks of the user: they see averages over all ranks, and the learning rate of the user."""
 
     def __init__(self, training: KerasTraining) -> None:
         super().__init__()
@@ -48,37 +45,43 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
         self._averages = RowAverages()
         self._epoch = 0
 
+    def on_train_end(self, logs: Any = None) -> None:
+        """From here on, the model has the learning rate of the user."""
+        self._training.rate.remove()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Let the callbacks of the user see their learning rate, where they look at it so often."""
+        if self._training.looks_at_batches:
+            self._training.rate.remove()
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count from here."""
+        self._training.rate.remove()
         self._epoch, self._averages = epoch, RowAverages()
         self._training.reporter.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Look at the averages of this rank so far; batches after its own do not count."""
+        if self._training.looks_at_batches:
+            self._training.rate.remove()
         training, steps = self._training, self._training.steps
         if batch >= steps.own:
             return
         values = dict(logs or {})
         if batch == 0:
             check_numbers(values)
-        self._check_finite(batch, values.get(LOSS))
+        if training.fit.terminate_on_nan and LOSS in values:
+            require_finite(values[LOSS], batch, self._epoch)
         if batch == steps.own - 1:
             self._averages.add(steps.rows_after(steps.own), values)
         if basics.rank() == 0:
             rows = steps.rows_after(batch + 1)
             training.reporter.step(self._epoch, training.epochs.end, rows, lambda: values.get(LOSS))
 
-    def _check_finite(self, batch: int, loss: Any) -> None:
-        if self._training.fit.terminate_on_nan and loss is not None and not math.isfinite(loss):
-            where = f"step {batch + 1} of epoch {self._epoch + 1} on rank {basics.rank()}"
-            raise FloatingPointError(
-                f"the loss is {float(loss)} in {where}; look for rows with NaN or very large numbers, or lower the "
-                "learning rate"
-            )
-
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Validate, exchange the averages, and put those of all ranks into the logs and the history."""
         training = self._training
+        training.rate.remove()
         if training.steps.uneven and self.model.non_trainable_weights:
             broadcast_model(self.model, training.steps.leader)  # only it has seen no batch that counts nothing
         total = over_all_ranks({"train": self._averages, "validation": training.validated()})
@@ -90,15 +93,27 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class EpochLast(keras.callbacks.Callback):  # type: ignore[misc]
-    """Comes after the callbacks of the user: all ranks stop together, and rank 0 keeps the best epoch."""
+    """Comes after the callbacks of the user: all ranks stop together, and rank 0 keeps the best epoch.
+
+    The steps after it have the learning rate for all ranks together.
+    """
 
     def __init__(self, training: KerasTraining) -> None:
         super().__init__()
         self._training = training
         self._wants_to_stop = False
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Steps follow."""
+        self._training.rate.apply()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A step follows."""
+        self._training.rate.apply()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """A rank that stops in the middle of an epoch would leave the others waiting."""
+        self._training.rate.apply()
         self._wants_to_stop |= bool(self.model.stop_training)
         self.model.stop_training = False
 

@@ -9,12 +9,12 @@ from typing import Any
 import keras
 
 from collectives import override
-from hvd_cluster.spark.estimators.checkpoints import RunFolder
 from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes, check_strings, has_strings
 from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
 from hvd_cluster.spark.estimators.params import PASSES, EstimatorParameter, anything, ineffective, with_parameters
 from hvd_cluster.spark.estimators.parquet import to_list
-from hvd_cluster.spark.keras.devices import VARIABLE, chosen_backend
+from hvd_cluster.spark.estimators.run import RunFolder
+from hvd_cluster.spark.keras.devices import VARIABLE, chosen_backend, chosen_floats
 from hvd_cluster.spark.keras.layout import KerasLayout
 from hvd_cluster.spark.keras.model import KERAS_BLOBS, KerasModel
 from hvd_cluster.spark.keras.payload import custom_in, named, packed, put_arrays, unpacked
@@ -112,7 +112,7 @@ class KerasEstimator(HorovodEstimator):
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         payload = packed(_fit_of(settings, columns, run), settings["custom_objects"])
         unpacked(payload)  # what Keras cannot make again is an error before anything starts
-        return train, (chosen_backend(), settings["random_seed"], settings["use_gpu"], payload)
+        return train, (chosen_backend(), chosen_floats(), settings["random_seed"], settings["use_gpu"], payload)
 
     @override
     def _fitted(self, plan: FitPlan, outcome: Any) -> Any:
@@ -176,16 +176,7 @@ def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder) ->
         run,
         compiling=_compiling(model, settings, len(columns.labels)),
         optimizer_state=_state_of(model) if has_state else None,
-        epochs=settings["epochs"],
-        train_steps=settings["train_steps_per_epoch"],
-        validation_steps=settings["validation_steps_per_epoch"],
-        validation_batch_size=settings["val_batch_size"],
-        callbacks=settings["callbacks"],
-        checkpoint_callback=settings["checkpoint_callback"],
-        compression=settings["gradient_compression"],
-        passes=settings["backward_passes_per_step"],
-        terminate_on_nan=settings["terminate_on_nan"],
-        verbose=settings["verbose"],
+        **KerasFit.chosen(settings),
     )
 
 

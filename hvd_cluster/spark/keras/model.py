@@ -18,7 +18,17 @@ from hvd_cluster.spark.estimators.model import HorovodModel, Shape
 from hvd_cluster.spark.estimators.model_params import model_param
 from hvd_cluster.spark.estimators.saved_form import BlobFormat
 from hvd_cluster.spark.estimators.scoring import LateLoader, LoadPredict
-from hvd_cluster.spark.keras.devices import CPU, VARIABLE, chosen_backend, gpu_count, prepare_device, require_backend
+from hvd_cluster.spark.keras.devices import (
+    CPU,
+    VARIABLE,
+    Floats,
+    chosen_backend,
+    chosen_floats,
+    floats_of,
+    gpu_count,
+    prepare_device,
+    require_backend,
+)
 from hvd_cluster.spark.keras.layout import KerasLayout
 from hvd_cluster.spark.keras.payload import content_of, loaded_model, packed, saved_model, unpacked, without_optimizer
 
@@ -124,7 +134,8 @@ class KerasModel(HorovodModel):
     def _payload(self) -> bytes:
         """The same bytes as before where nothing has changed: a file of Keras has the time of its making in it."""
         model, layout = self.getModel(), self._layout()
-        digest = hashlib.sha256(repr((layout.columns, layout.inputs, layout.outputs)).encode())
+        floats = chosen_floats(self._value(self._floatx))
+        digest = hashlib.sha256(repr((floats, layout.columns, layout.inputs, layout.outputs)).encode())
         digest.update(content_of(model).encode())
         for variable in model.weights:
             digest.update(np.ascontiguousarray(view(variable)).view(np.uint8).data)
@@ -132,7 +143,8 @@ class KerasModel(HorovodModel):
         is_known = known is not None and known[0] is model and known[1] is layout.transformation
         if known is None or not is_known or known[2] != digest.hexdigest():
             custom = self.getCustomObjects()
-            content = packed((chosen_backend(), without_optimizer(model, custom), layout), custom)
+            content = packed((without_optimizer(model, custom), layout), custom)
+            content = packed((chosen_backend(), floats, content))
             known = self._sent = (model, layout.transformation, digest.hexdigest(), content)
         return known[3]
 
@@ -152,28 +164,30 @@ def load_predict(data: bytes, gpu: int | None) -> _KerasPredict:
     device = CPU
     if TaskContext.get() is not None:
         device = prepare_device(gpu if gpu is None else gpu % gpu_count(), one_thread=True)
-    with keras.device(device):
-        backend, model, layout = unpacked(data)
+    backend, floats, content = unpacked(data)
     require_backend(backend)
+    with keras.device(device), floats_of(floats):
+        model, layout = unpacked(content)
     if backend == "tensorflow":
         model.jit_compile = False  # XLA would compile for each number of rows
-    return _KerasPredict(model, layout, device)
+    return _KerasPredict(model, layout, device, floats)
 
 
 class _KerasPredict:
     """The model in a process."""
 
-    def __init__(self, model: keras.Model, layout: KerasLayout, device: str) -> None:
+    def __init__(self, model: keras.Model, layout: KerasLayout, device: str, floats: Floats) -> None:
         self._model = model
         self._layout = layout
         self._device = device
+        self._floats = floats
         self._pads = keras.backend.backend() == "jax"  # which compiles for each number of rows
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
         rows = len(inputs[0])
         size = max(LEAST_ROWS, 1 << (rows - 1).bit_length()) if self._pads else rows
         arrays = inputs if size == rows else [_padded(array, size) for array in inputs]
-        with keras.device(self._device):
+        with keras.device(self._device), floats_of(self._floats):
             outputs = self._model.predict_on_batch(self._layout.inputs_alone(arrays))
         return [_array(output)[:rows] for output in self._layout.in_order(outputs)]
 

@@ -97,7 +97,7 @@ def model_bytes(model: keras.Model, custom: Custom | None = None) -> bytes:
     given, found = dict(custom or {}), _custom_of(model)
     with tempfile.TemporaryDirectory(prefix="hvd-keras-") as folder:
         path = os.path.join(folder, FILE_NAME)
-        with _quietly(), _named_lambdas(found):
+        with _quietly(), _named_lambdas(found), _present_words(model):
             model.save(path)
         if found or given:
             with zipfile.ZipFile(path, "a") as archive:
@@ -142,6 +142,29 @@ def _named_lambdas(custom: Custom) -> Iterator[None]:
     finally:
         for value in lambdas.values():
             value.__name__ = LAMBDA
+
+
+@contextmanager
+def _present_words(model: keras.Model) -> Iterator[None]:
+    """Inside, layers that were made with a vocabulary have their present one in the configuration.
+
+    Keras writes the first one, or the path of a file, although ``set_vocabulary`` has replaced it.
+    """
+    names = ("input_vocabulary", "input_idf_weights")
+    layers = [each for each in model._flatten_layers() if getattr(each, names[0], None) is not None]
+    earlier = [[getattr(each, name) for name in names] for each in layers]
+    try:
+        for layer in layers:
+            words = layer.get_vocabulary(include_special_tokens=False)
+            layer.input_vocabulary = np.asarray(words).tolist()
+            if layer.input_idf_weights is not None:
+                first = layer._token_start_index()
+                layer.input_idf_weights = layer.idf_weights_const.numpy()[first : first + len(words)].tolist()
+        yield
+    finally:
+        for layer, values in zip(layers, earlier, strict=True):
+            for name, value in zip(names, values, strict=True):
+                setattr(layer, name, value)
 
 
 def saved_model(group: Mapping[str, Any]) -> bytes:
@@ -274,14 +297,10 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def arrays_of(model: keras.Model, scale: float = 1.0) -> dict[str, list[Array]]:
-    """Copies of the weights and of the variables of the optimizer, its learning rate times ``scale``."""
+def arrays_of(model: keras.Model) -> dict[str, list[Array]]:
+    """Copies of the weights and of the variables of the optimizer."""
     settle(model)
-    rate, state = rate_of(model.optimizer), []
-    for variable in _state(model):
-        array = copied(variable)
-        state.append((array * scale).astype(array.dtype) if variable is rate else array)
-    return {"model": [copied(each) for each in model.weights], "optimizer": state}
+    return {"model": [copied(each) for each in model.weights], "optimizer": [copied(each) for each in _state(model)]}
 
 
 def put_arrays(model: keras.Model, arrays: Mapping[str, Sequence[Array]]) -> None:
@@ -299,12 +318,6 @@ def put_arrays(model: keras.Model, arrays: Mapping[str, Sequence[Array]]) -> Non
 
 def _state(model: keras.Model) -> list[Any]:
     return list(getattr(model.optimizer, "variables", ()))
-
-
-def rate_of(optimizer: Any) -> Any:
-    """The variable with the learning rate; None if a schedule has it."""
-    rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
-    return rate if isinstance(rate, keras.Variable) else None
 
 
 def checkpoint_bytes(arrays: Mapping[str, Sequence[Array]], about: Mapping[str, Any]) -> bytes:

@@ -15,19 +15,20 @@ from hvd_cluster.core import basics
 from hvd_cluster.keras.broadcasting import broadcast_model
 from hvd_cluster.keras.variables import build_optimizer
 from hvd_cluster.ops.objects import allgather_object, broadcast_object
-from hvd_cluster.spark.estimators.checkpoints import EpochRange, RunFolder
-from hvd_cluster.spark.estimators.history import BestEpoch, RowAverages, check_gpus
+from hvd_cluster.spark.estimators.history import BestEpoch, RowAverages, check_gpus, require_rows, with_all_ranks
 from hvd_cluster.spark.estimators.progress import ProgressReporter
-from hvd_cluster.spark.keras.devices import gpu_count, prepare_device, require_backend
+from hvd_cluster.spark.estimators.run import EpochRange, FitSettings, RunFolder, parameter
+from hvd_cluster.spark.keras.devices import Floats, floats_of, gpu_count, prepare_device, require_backend
 from hvd_cluster.spark.keras.epochs import EpochFirst, EpochLast, for_rank
 from hvd_cluster.spark.keras.layout import KerasLayout, as_tensor
-from hvd_cluster.spark.keras.payload import arrays_of, checkpoint_bytes, checkpoint_of, put_arrays, rate_of, unpacked
+from hvd_cluster.spark.keras.learning_rate import StepRate, look_at_batches
+from hvd_cluster.spark.keras.payload import arrays_of, checkpoint_bytes, checkpoint_of, put_arrays, unpacked
 
 History = list[dict[str, Any]]
 
 
 @dataclass
-class KerasFit:
+class KerasFit(FitSettings):
     """The model and the settings of a fit, which travel to the workers; ``compiling`` is for ``model.compile()``."""
 
     model: keras.Model
@@ -36,27 +37,25 @@ class KerasFit:
     run: RunFolder
     compiling: Mapping[str, Any] = field(default_factory=dict)
     optimizer_state: Sequence[Any] | None = None
-    epochs: int = 1
-    train_steps: int | None = None
-    validation_steps: int | None = None
-    validation_batch_size: int | None = None
-    callbacks: Sequence[keras.callbacks.Callback] = ()
-    checkpoint_callback: Any = None
-    compression: Any = None
-    passes: int = 1
-    terminate_on_nan: bool = False
-    verbose: int = 1
+    checkpoint_callback: Any = field(default=None, metadata=parameter("checkpoint_callback"))
+    passes: int = field(default=1, metadata=parameter("backward_passes_per_step"))
 
 
-def train(shard: Any, backend: str, seed: int | None, use_gpu: bool, payload: bytes) -> dict[str, Any] | None:
-    """Train on the rows of ``shard``; on rank 0 the states of model and optimizer, and the history."""
+def train(
+    shard: Any, backend: str, floats: Floats, seed: int | None, use_gpu: bool, payload: bytes
+) -> dict[str, Any] | None:
+    """Train on the rows of ``shard``; on rank 0 the states of model and optimizer, and the history.
+
+    ``floats`` are those of Keras in the driver.
+    """
     require_backend(backend)
     basics.init()
     if seed is not None:  # before the model is made, whose layers draw numbers: ranks drop other units
         keras.utils.set_random_seed((seed + basics.rank()) % 2**32)
     gpus = gpu_count() if use_gpu else 0
     check_gpus(gpus > 0)
-    with keras.device(prepare_device(basics.local_rank() % gpus if gpus else None)):
+    device = prepare_device(basics.local_rank() % gpus if gpus else None)
+    with keras.device(device), floats_of(floats):
         return KerasTraining(unpacked(payload), shard).run()
 
 
@@ -77,10 +76,7 @@ class EpochSteps:
     @classmethod
     def of(cls, rows: Sequence[int], rank: int, batch_size: int, limit: int | None, passes: int) -> EpochSteps:
         """``rows`` of all ranks; the steps are a multiple of ``passes``. Raises ValueError where there are no rows."""
-        if not any(rows):
-            raise ValueError(
-                "there are no rows to train with: the DataFrame is empty, or all of its rows are for validation"
-            )
+        require_rows(any(rows))
         counts = [min(-(-each // batch_size), limit or each) for each in rows]
         longest = max(counts)
         steps = -(-longest // passes) * passes
@@ -107,17 +103,25 @@ class KerasTraining:
         self.epochs = EpochRange.of(fit.epochs)
         self.reporter = ProgressReporter(bool(fit.verbose))
         self._batches = iter(shard)
-        self._first: list[Any] = list(itertools.islice(self._batches, 1)) if self.steps.own else []
+        self._first: list[Any] = []
         self._filler = self._leaders_batch()
+        self.callbacks = for_rank(fit.callbacks)
+        self.looks_at_batches = look_at_batches(self.callbacks)
+        self.rate = StepRate(self.model, basics.size())
 
     # Start.
 
     def _leaders_batch(self) -> Any:
         """The first batch of the rank with the most, which weighs nothing on the others."""
-        is_leader = basics.rank() == self.steps.leader
-        own: Any = self.fit.layout.batch(self._first[0], self.weighted) if is_leader else None
-        batch = broadcast_object(own, self.steps.leader, "estimator.batch")
+        _, gathered = with_all_ranks(self._first_batch, lambda batch: batch, "estimator.batch")
+        batch = gathered[self.steps.leader]
         return (*batch[:2], batch[2] * 0) if self.weighted else batch
+
+    def _first_batch(self) -> Any:
+        """Make that of this rank, if it has rows; the others need it where this rank is the leader."""
+        rows = itertools.islice(self._batches, min(self.steps.own, 1))
+        self._first = [self.fit.layout.batch(each, self.weighted) for each in rows]
+        return self._first[0] if basics.rank() == self.steps.leader else None
 
     def _prepare(self) -> None:
         """Compile and build the model, and give all ranks the state of rank 0."""
@@ -133,7 +137,6 @@ class KerasTraining:
             self._resume()
         self.history, self.epochs = broadcast_object((self.history, self.epochs), 0, "estimator.resume")
         broadcast_model(self.model, 0)
-        scale_rate(self.model.optimizer, basics.size())
 
     def _resume(self) -> None:
         data = self.fit.run.read()
@@ -160,36 +163,37 @@ class KerasTraining:
             epochs=self.epochs.end,
             shuffle=False,
             verbose=0,
-            callbacks=[EpochFirst(self), *for_rank(self.fit.callbacks), EpochLast(self)],
+            callbacks=[EpochFirst(self), *self.callbacks, EpochLast(self)],
         )
         return self._outcome() if basics.rank() == 0 else None
 
     def _endless(self) -> Iterator[Any]:
         """The batches of one epoch after the other; Keras may ask for them early."""
-        steps, batches = self.steps, itertools.chain(self._first, self._batches)
+        steps, first, batches = self.steps, self._first, self._batches
         while True:
-            for rows in itertools.islice(batches, steps.own):
+            yield from first
+            for rows in itertools.islice(batches, steps.own - len(first)):
                 yield self.fit.layout.batch(rows, self.weighted)
             yield from itertools.repeat(self._filler, steps.all - steps.own)
-            batches = iter(self.shard) if steps.own else iter(())
+            first, batches = [], iter(self.shard) if steps.own else iter(())
 
     def validated(self) -> RowAverages:
         """The averages over this rank's rows for validation."""
         averages, kept_apart = RowAverages(), self.shard.validation
         if kept_apart is None or not kept_apart.rows:
             return averages
-        size = self.fit.validation_batch_size
-        shard = kept_apart if size is None else kept_apart.batched(size)
+        shard = self.fit.validation_shard(kept_apart)
         steps = min(-(-shard.rows // shard.batch_size), self.fit.validation_steps or shard.rows)
         weighted = self.fit.layout.columns.weight is not None
         batches = (self.fit.layout.batch(rows, weighted) for rows in shard)
-        values = self.model.evaluate(batches, steps=steps, verbose=0, return_dict=True)
+        callbacks = keras.callbacks.CallbackList(self.callbacks, model=self.model)
+        values = self.model.evaluate(batches, steps=steps, verbose=0, return_dict=True, callbacks=callbacks)
         averages.add(min(shard.rows, steps * shard.batch_size), {name: float(each) for name, each in values.items()})
         return averages
 
     def states(self) -> dict[str, Any]:
-        """As they are in a checkpoint and in the result: with the learning rate of the user."""
-        return arrays_of(self.model, 1 / basics.size())
+        """As they are in a checkpoint and in the result, of the present epoch."""
+        return arrays_of(self.model)
 
     def save(self) -> None:
         """Write the checkpoint. It has the states of the best epoch only where they are not those of the last."""
@@ -207,8 +211,21 @@ class KerasTraining:
 
     def _outcome(self) -> dict[str, Any]:
         inputs = keras.tree.map_structure(lambda array: np.asarray(array[:1]), self._filler[0])
-        states = self.best.states or self.states()
-        return {**states, "history": self.history, "best_epoch": self.best.epoch, "inputs": inputs}
+        return {**self._kept(), "history": self.history, "best_epoch": self.best.epoch, "inputs": inputs}
+
+    def _kept(self) -> dict[str, Any]:
+        """The states of the epoch that is kept. Moving averages of an optimizer become the weights, as at the end."""
+        best = self.best.states
+        if not best or any(map(has_swapped, self.callbacks)):
+            return best or self.states()
+        put_arrays(self.model, best)
+        self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
+        return self.states()
+
+
+def has_swapped(callback: keras.callbacks.Callback) -> bool:
+    """Whether ``callback`` has exchanged the weights for the optimizer's moving averages after an epoch."""
+    return isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch
 
 
 def build(model: keras.Model, inputs: Any) -> None:
@@ -225,28 +242,3 @@ def compile_with(
     build_optimizer(model)
     if state is not None:
         put_arrays(model, {**arrays_of(model), "optimizer": state})
-
-
-class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """The rates of another schedule times a factor; only in workers."""
-
-    def __init__(self, schedule: Any, factor: float) -> None:
-        super().__init__()
-        self._schedule = schedule
-        self._factor = factor
-
-    def __call__(self, step: Any) -> Any:
-        return self._schedule(step) * self._factor
-
-    def get_config(self) -> dict[str, Any]:
-        return {"schedule": self._schedule, "factor": self._factor}
-
-
-def scale_rate(optimizer: Any, factor: float) -> None:
-    """Multiply the learning rate of ``optimizer``, or the rates of its schedule, by ``factor``."""
-    rate = rate_of(optimizer)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if rate is not None:
-        rate.assign(rate * factor)
-    elif isinstance(getattr(inner, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
-        inner.learning_rate = _Scaled(inner._learning_rate, factor)

@@ -10,6 +10,7 @@ import torch
 
 from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.spark.estimators.columns import key_of
+from hvd_cluster.spark.estimators.history import require_rows, with_all_ranks
 from hvd_cluster.spark.torch.batches import BatchLayout
 
 Batch: TypeAlias = "dict[Any, torch.Tensor]"
@@ -58,20 +59,31 @@ class NamedBatches:
         self._layout = layout
         self._dtype = dtype
         self._limit = limit
+        self._most: int | None = None
         self.is_filler = False
         self.ranks_with_rows: list[int] = []
+
+    def most(self) -> int:
+        """The number of batches in an epoch of the rank with the most. All ranks make the first call together.
+
+        It waits until the last row has arrived.
+        """
+        if self._most is None:
+            own = -(-self._shard.rows // self._shard.batch_size)
+            self._most = max(allgather_object(min(own, self._limit or own), "lightning.batches"))
+        return self._most
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the next epoch."""
         batches = self._batches()
-        first = next(batches, None)
-        forms = allgather_object(None if first is None else form_of(first), "lightning.first_batch")
+        first, forms = with_all_ranks(
+            lambda: next(batches, None),
+            lambda batch: None if batch is None else form_of(batch),
+            "lightning.first_batch",
+        )
         known = {rank: form for rank, form in enumerate(forms) if form is not None}
         self.ranks_with_rows = list(known)
-        if not known:
-            raise ValueError(
-                "there are no rows to train with: the DataFrame is empty, or all of its rows are for validation"
-            )
+        require_rows(bool(known))
         self.is_filler = first is None
         yield filler(known[self.ranks_with_rows[0]]) if first is None else first
         yield from batches

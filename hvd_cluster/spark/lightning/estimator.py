@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from collectives import override
-from hvd_cluster.spark.estimators.checkpoints import RunFolder
-from hvd_cluster.spark.estimators.columns import FitColumns, check_strings, has_strings
-from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
+from hvd_cluster.spark.estimators.columns import FitColumns
 from hvd_cluster.spark.estimators.params import (
     EstimatorParameter,
     ineffective,
@@ -19,8 +17,10 @@ from hvd_cluster.spark.estimators.params import (
     whole,
     with_parameters,
 )
+from hvd_cluster.spark.estimators.run import RunFolder
 from hvd_cluster.spark.lightning.batches import NamedLayout
 from hvd_cluster.spark.lightning.modules import (
+    check_averaging,
     check_callbacks,
     check_module,
     check_trainer_arguments,
@@ -29,11 +29,10 @@ from hvd_cluster.spark.lightning.modules import (
     package_for,
 )
 from hvd_cluster.spark.lightning.training import LightningFit, train
-from hvd_cluster.spark.rows.columns import Stack
 from hvd_cluster.spark.torch.batches import for_each_label, metric_groups, unreduced
-from hvd_cluster.spark.torch.estimator import check_input_shapes, layout_of
-from hvd_cluster.spark.torch.model import TORCH_BLOBS, TorchModel
-from hvd_cluster.spark.torch.payload import optimizer_of, packed, unpacked
+from hvd_cluster.spark.torch.estimator import TorchBasedEstimator, layout_of, optimizer_in
+from hvd_cluster.spark.torch.model import TorchModel
+from hvd_cluster.spark.torch.payload import packed
 
 __all__ = ["LightningEstimator", "LightningModel"]
 
@@ -99,7 +98,7 @@ class LightningModel(TorchModel):
 
 
 @with_parameters(*OWN)
-class LightningEstimator(HorovodEstimator):
+class LightningEstimator(TorchBasedEstimator):
     """Fits a LightningModule to the rows of a DataFrame; :meth:`fit` returns a :class:`LightningModel`.
 
     ::
@@ -132,7 +131,7 @@ class LightningEstimator(HorovodEstimator):
     """
 
     RUN_PREFIX = "lightning"
-    BLOB_FORMATS = TORCH_BLOBS
+    MODEL = LightningModel
 
     @override
     def _check(self, settings: Mapping[str, Any]) -> None:
@@ -145,12 +144,8 @@ class LightningEstimator(HorovodEstimator):
             _check_plain(settings)
         package = package_for(model)
         check_callbacks(settings["callbacks"], package)
+        check_averaging(model, settings["callbacks"])
         check_trainer_arguments(settings["trainer_args"] or {}, package)
-
-    @override
-    def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
-        check_strings(stacks, settings)
-        check_input_shapes(settings["input_shapes"], stacks)
 
     @override
     def _training(
@@ -163,26 +158,6 @@ class LightningEstimator(HorovodEstimator):
                 unreduced(loss)
         metric_groups(settings["metrics"], labels)
         return train, (packed(_fit_of(settings, columns, run)),)
-
-    @override
-    def _fitted(self, plan: FitPlan, outcome: Any) -> Any:
-        settings = plan.settings
-        model, optimizer = unpacked(packed((settings["model"], _optimizer(settings))))
-        model.load_state_dict(outcome["model"])
-        if optimizer is not None:
-            optimizer.load_state_dict(outcome["optimizer"])
-        return LightningModel(
-            history=outcome["history"],
-            model=model,
-            feature_columns=plan.columns.features,
-            input_shapes=settings["input_shapes"],
-            label_columns=plan.columns.labels,
-            optimizer=optimizer,
-            run_id=plan.run.run_id,
-            _metadata=plan.metadata,
-            loss=settings["loss"],
-            transformation_fn=settings["transformation_fn"] if has_strings(plan.columns, plan.metadata) else None,
-        )
 
 
 def _check_plain(settings: Mapping[str, Any]) -> None:
@@ -200,11 +175,6 @@ def _check_plain(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _optimizer(settings: Mapping[str, Any]) -> torch.optim.Optimizer | None:
-    optimizer = settings["optimizer"]
-    return None if optimizer is None else optimizer_of(optimizer, settings["model"])
-
-
 def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder) -> LightningFit:
     arguments = {
         "logger": False if settings["logger"] is None else settings["logger"],
@@ -217,19 +187,7 @@ def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder) ->
         package_for(settings["model"]),
         layout_of(settings, columns, NamedLayout),
         run,
-        optimizer=_optimizer(settings),
-        losses=settings["loss"],
-        loss_weights=settings["loss_weights"],
-        metrics=settings["metrics"],
-        epochs=settings["epochs"],
-        train_steps=settings["train_steps_per_epoch"],
-        validation_steps=settings["validation_steps_per_epoch"],
-        validation_batch_size=settings["val_batch_size"],
-        callbacks=settings["callbacks"],
-        compression=settings["gradient_compression"],
+        optimizer=optimizer_in(settings),
         arguments=arguments,
-        seed=settings["random_seed"],
-        use_gpu=settings["use_gpu"] and settings["num_gpus"] != 0,
-        terminate_on_nan=settings["terminate_on_nan"],
-        verbose=settings["verbose"],
+        **LightningFit.chosen({**settings, "use_gpu": settings["use_gpu"] and settings["num_gpus"] != 0}),
     )

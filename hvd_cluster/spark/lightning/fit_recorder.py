@@ -15,11 +15,16 @@ import hvd_cluster.torch as hvd
 from collectives import override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object
-from hvd_cluster.spark.estimators.checkpoints import EpochRange
-from hvd_cluster.spark.estimators.history import BestEpoch, is_better
+from hvd_cluster.spark.estimators.history import BestEpoch, is_better, require_finite
 from hvd_cluster.spark.estimators.progress import ProgressReporter
+from hvd_cluster.spark.estimators.run import EpochRange
 from hvd_cluster.spark.lightning.batches import NamedBatches, checked_rows
-from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint, scale_optimizers, scale_schedulers
+from hvd_cluster.spark.lightning.learning_rates import (
+    scale_averaging,
+    scale_checkpoint,
+    scale_optimizers,
+    scale_schedulers,
+)
 from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of
 from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base
 
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
         ) -> None: ...
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None: ...
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None: ...
         def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None: ...
         def on_validation_batch_start(
             self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -66,6 +72,8 @@ class FitRecord:
     best: BestEpoch = field(default_factory=BestEpoch)
     totals: dict[str, PhaseTotals] = field(default_factory=dict)
     """Those of the present epoch: of the training, and of the validation if there was one."""
+    last_weights: list[torch.Tensor] = field(default_factory=list)
+    """Those at the end of the training, before callbacks of the user change them; where another epoch is kept."""
 
     @classmethod
     def of(cls, epochs: int, kept: Mapping[str, Any] | None) -> FitRecord:
@@ -132,6 +140,7 @@ class ValueExchange(Callback):
         check_state_names(pl_module, self._state_names)
         scale_optimizers(trainer.optimizers, basics.size())
         scale_schedulers((each.scheduler for each in trainer.lr_scheduler_configs), basics.size())
+        scale_averaging(trainer.callbacks, basics.size())
 
     @override
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -150,17 +159,8 @@ class ValueExchange(Callback):
 
     @override
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
-        if self._finite and not torch.isfinite(loss).all():
-            where = f"step {self._step(trainer)} of epoch {trainer.current_epoch + 1} on rank {basics.rank()}"
-            raise FloatingPointError(
-                f"the loss is {float(loss)} in {where}; look for rows with NaN or very large numbers, or lower the "
-                "learning rate"
-            )
-
-    @staticmethod
-    def _step(trainer: Any) -> int:
-        step: int = trainer.fit_loop.epoch_loop.batch_idx + 1
-        return step
+        if self._finite:
+            require_finite(loss.detach(), trainer.fit_loop.epoch_loop.batch_idx, trainer.current_epoch)
 
     @override
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -189,6 +189,11 @@ class ValueExchange(Callback):
         if not self._has_shared:  # the epoch has ended before the last batch
             self._share(trainer)
         self._record.totals["train"] = self._values.exchange(self._train)
+
+    @override
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._record.best.states:
+            self._record.last_weights = [each.detach().clone() for each in pl_module.parameters()]
 
     @override
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:

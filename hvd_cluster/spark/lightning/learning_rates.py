@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
+from hvd_cluster.spark.lightning.modules import AVERAGING, lightning_base
+
 RATES = frozenset(
     {"lr", "initial_lr", "max_lr", "min_lr", "base_lrs", "max_lrs", "min_lrs", "_last_lr", "eta_min"},
 )
@@ -44,6 +46,13 @@ def scale_schedulers(schedulers: Iterable[Any], factor: float) -> None:
     """Multiply the rates of ``schedulers``, so that a schedule is the same curve, times ``factor``."""
     for scheduler in schedulers:
         scheduler.load_state_dict(scaled_rates(scheduler.state_dict(), factor))
+
+
+def scale_averaging(callbacks: Iterable[Any], factor: float) -> None:
+    """Multiply the rates to which a ``StochasticWeightAveraging`` among the ``callbacks`` goes."""
+    for callback in callbacks:
+        if lightning_base(type(callback), AVERAGING) is not None:
+            callback._swa_lrs = _times(callback._swa_lrs, factor)
 
 
 def scale_checkpoint(checkpoint: MutableMapping[str, Any], factor: float) -> None:

@@ -33,6 +33,8 @@ else:
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 """The packages of Lightning, and their modules with the Trainer."""
 
+AVERAGING = "StochasticWeightAveraging"
+
 
 def lightning_base(kind: type[Any], name: str = "LightningModule") -> type[Any] | None:
     """The class ``name`` of Lightning that ``kind`` is a subclass of; None if it is none."""
@@ -96,6 +98,17 @@ def check_callbacks(callbacks: Sequence[Any], package: str) -> None:
             raise ValueError(
                 f"callbacks has {callback!r}, but must have objects of a subclass of {PACKAGES[package]}.Callback only"
             )
+
+
+def check_averaging(model: torch.nn.Module, callbacks: Sequence[Any]) -> None:
+    """Raise ValueError where Lightning cannot average the weights of ``model``."""
+    averages = any(lightning_base(type(callback), AVERAGING) is not None for callback in callbacks)
+    if averages and any(isinstance(each, torch.nn.modules.batchnorm._BatchNorm) for each in model.modules()):
+        raise ValueError(
+            f"callbacks has a {AVERAGING}, but {type(model).__name__} has layers of batch norm, for which it would "
+            "have to know the number of batches at the start; use another norm, such as LayerNorm, or an "
+            "EMAWeightAveraging"
+        )
 
 
 OWN_ARGUMENTS = {

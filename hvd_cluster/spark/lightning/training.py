@@ -6,10 +6,11 @@ import functools
 import inspect
 import io
 import logging
+import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -20,8 +21,9 @@ import torch
 import hvd_cluster.torch as hvd
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import broadcast_object
-from hvd_cluster.spark.estimators.checkpoints import RunFolder
+from hvd_cluster.spark.estimators.history import BestEpoch
 from hvd_cluster.spark.estimators.progress import ProgressReporter
+from hvd_cluster.spark.estimators.run import RunFolder
 from hvd_cluster.spark.lightning.batches import NamedBatches, NamedLayout, ValidationBatches
 from hvd_cluster.spark.lightning.fit_recorder import OURS, FitRecord, FitRecorder, ValueExchange, in_package, monitor_of
 from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint, scaled_rates
@@ -29,11 +31,13 @@ from hvd_cluster.spark.lightning.logged_values import ValueRecorder
 from hvd_cluster.spark.lightning.modules import PACKAGES, SupervisedModule, lightning_base, overrides, supervised
 from hvd_cluster.spark.torch.batches import for_each_label
 from hvd_cluster.spark.torch.payload import on_cpu, unpacked
-from hvd_cluster.spark.torch.training import rank_device
+from hvd_cluster.spark.torch.training import TorchSettings, rank_device
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
-class LightningFit:
+class LightningFit(TorchSettings):
     """The module and the settings of a fit, which travel to the workers; ``arguments`` are those of the Trainer."""
 
     model: torch.nn.Module
@@ -41,20 +45,7 @@ class LightningFit:
     layout: NamedLayout
     run: RunFolder
     optimizer: torch.optim.Optimizer | None = None
-    losses: Any = None
-    loss_weights: Sequence[float] | None = None
-    metrics: Sequence[Any] = ()
-    epochs: int = 1
-    train_steps: int | None = None
-    validation_steps: int | None = None
-    validation_batch_size: int | None = None
-    callbacks: Sequence[Any] = ()
-    compression: Any = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    seed: int | None = None
-    use_gpu: bool = True
-    terminate_on_nan: bool = False
-    verbose: int = 1
 
 
 def train(shard: Any, payload: bytes) -> dict[str, Any] | None:
@@ -97,8 +88,7 @@ class LightningTraining:
         base = lightning_base(type(self.module))
         if kept_apart is None or base is None or not overrides(self.module, base, "validation_step"):
             return None
-        size = self.fit.validation_batch_size
-        shard = kept_apart if size is None else kept_apart.batched(size)
+        shard = self.fit.validation_shard(kept_apart)
         return ValidationBatches(shard, self.fit.layout, dtype, self.fit.validation_steps)
 
     def _resumable(self, checkpoint: dict[str, Any]) -> str:
@@ -137,14 +127,24 @@ class LightningTraining:
             trainer = self._trainer(strategy)
             options = {} if self.resumed is None else {"ckpt_path": self.resumed, **trusting(trainer)}
             trainer.fit(self.module, self.batches, self.validation, **options)
-        best = self.record.best
-        if basics.rank() != 0:
-            return None
-        return {**(best.states or self.states()), "history": self.record.history, "best_epoch": best.epoch}
+        return self._outcome() if basics.rank() == 0 else None
+
+    def _outcome(self) -> dict[str, Any]:
+        """Weights that a callback has set at the end, as averages of several epochs, are better than any epoch's."""
+        record, best = self.record, self.record.best
+        if best.states and not same_values(self.record.last_weights, self.module.parameters()):
+            logger.info(
+                "the fitted model has the weights that a callback has set at the end of the training, not those of "
+                "epoch %d, which is the best one",
+                best.epoch + 1,
+            )
+            best = BestEpoch(len(record.history) - 1)
+        return {**(best.states or self.states()), "history": record.history, "best_epoch": best.epoch}
 
     def _trainer(self, strategy: Any) -> Any:
         fit = self.fit
-        return import_module(PACKAGES[fit.package]).Trainer(
+        kind = counting(import_module(PACKAGES[fit.package]).Trainer, self.batches.most)
+        return kind(
             **{
                 "logger": False,
                 "enable_progress_bar": False,
@@ -179,6 +179,11 @@ class LightningTraining:
         if basics.rank() == 0:
             with open(path, "rb") as file:
                 self.fit.run.write(file.read(), self.record.history)
+
+
+def same_values(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:
+    """Whether all tensors are equal, on whatever device."""
+    return all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(some, others, strict=True))
 
 
 WRONG_ADVICE = (
@@ -230,6 +235,19 @@ def skip_fillers(module: Any, batches: NamedBatches) -> None:
             step(epoch, batch_idx, optimizer, optimizer_closure, *args, **kwargs)
 
     module.training_step, module.optimizer_step = training_step, optimizer_step
+
+
+def counting(trainer: type[Any], most: Callable[[], int]) -> type[Any]:
+    """A subclass of Lightning's ``trainer`` that knows the number of steps before an epoch has ended, if it is asked.
+
+    ``most`` gives the number of batches in an epoch.
+    """
+
+    def estimated_stepping_batches(self: Any) -> int:
+        steps: int = math.ceil(most() / self.accumulate_grad_batches) * max(self.max_epochs, 1)
+        return steps if self.max_steps == -1 else min(steps, self.max_steps)
+
+    return type(trainer.__name__, (trainer,), {"estimated_stepping_batches": property(estimated_stepping_batches)})
 
 
 def trusting(trainer: Any) -> dict[str, Any]:

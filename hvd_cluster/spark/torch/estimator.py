@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from collectives import override
-from hvd_cluster.spark.estimators.checkpoints import RunFolder
 from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes, check_strings, has_strings
 from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
 from hvd_cluster.spark.estimators.params import (
@@ -19,6 +18,7 @@ from hvd_cluster.spark.estimators.params import (
     shapes,
     with_parameters,
 )
+from hvd_cluster.spark.estimators.run import RunFolder
 from hvd_cluster.spark.rows.columns import Stack
 from hvd_cluster.spark.torch.batches import BatchLayout, for_each_label, metric_groups, unreduced
 from hvd_cluster.spark.torch.callbacks import FitCallback
@@ -40,8 +40,41 @@ OWN = (
 )
 
 
+class TorchBasedEstimator(HorovodEstimator):
+    """What a TorchEstimator and a LightningEstimator share: the inputs, and the way from the states to the model."""
+
+    BLOB_FORMATS = TORCH_BLOBS
+    MODEL: ClassVar[type[TorchModel]] = TorchModel
+
+    @override
+    def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
+        check_strings(stacks, settings)
+        check_input_shapes(settings["input_shapes"], stacks)
+
+    @override
+    def _fitted(self, plan: FitPlan, outcome: Any) -> Any:
+        settings = plan.settings
+        model, optimizer = unpacked(packed((settings["model"], optimizer_in(settings))))
+        model.load_state_dict(outcome["model"])
+        if optimizer is not None:
+            optimizer.load_state_dict(outcome["optimizer"])
+        return self.MODEL(
+            history=outcome["history"],
+            model=model,
+            feature_columns=plan.columns.features,
+            input_shapes=settings["input_shapes"],
+            label_columns=plan.columns.labels,
+            optimizer=optimizer,
+            run_id=plan.run.run_id,
+            _metadata=plan.metadata,
+            loss=settings["loss"],
+            loss_constructors=settings["loss_constructors"],
+            transformation_fn=settings["transformation_fn"] if has_strings(plan.columns, plan.metadata) else None,
+        )
+
+
 @with_parameters(*OWN)
-class TorchEstimator(HorovodEstimator):
+class TorchEstimator(TorchBasedEstimator):
     """Fits a model of torch to the rows of a DataFrame; :meth:`fit` returns a :class:`TorchModel`.
 
     ::
@@ -66,7 +99,6 @@ class TorchEstimator(HorovodEstimator):
     """
 
     RUN_PREFIX = "pytorch"
-    BLOB_FORMATS = TORCH_BLOBS
 
     @override
     def _check(self, settings: Mapping[str, Any]) -> None:
@@ -85,11 +117,6 @@ class TorchEstimator(HorovodEstimator):
                 raise ValueError(f"callbacks has {callback!r}, but must have objects of a subclass of FitCallback only")
 
     @override
-    def _check_features(self, settings: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
-        check_strings(stacks, settings)
-        check_input_shapes(settings["input_shapes"], stacks)
-
-    @override
     def _training(
         self, settings: Mapping[str, Any], columns: FitColumns, run: RunFolder, elastic: bool
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -103,26 +130,11 @@ class TorchEstimator(HorovodEstimator):
                 unreduced(loss)
         return train, (packed(_fit_of(settings, layout_of(settings, columns, BatchLayout), run, elastic)),)
 
-    @override
-    def _fitted(self, plan: FitPlan, outcome: Any) -> Any:
-        settings = plan.settings
-        optimizer = optimizer_of(settings["optimizer"], settings["model"])
-        model, optimizer = unpacked(packed((settings["model"], optimizer)))
-        model.load_state_dict(outcome["model"])
-        optimizer.load_state_dict(outcome["optimizer"])
-        return TorchModel(
-            history=outcome["history"],
-            model=model,
-            feature_columns=plan.columns.features,
-            input_shapes=settings["input_shapes"],
-            label_columns=plan.columns.labels,
-            optimizer=optimizer,
-            run_id=plan.run.run_id,
-            _metadata=plan.metadata,
-            loss=settings["loss"],
-            loss_constructors=settings["loss_constructors"],
-            transformation_fn=settings["transformation_fn"] if has_strings(plan.columns, plan.metadata) else None,
-        )
+
+def optimizer_in(settings: Mapping[str, Any]) -> torch.optim.Optimizer | None:
+    """The optimizer over the parameters of the model; None where a LightningModule makes its own."""
+    optimizer = settings["optimizer"]
+    return None if optimizer is None else optimizer_of(optimizer, settings["model"])
 
 
 def check_input_shapes(shapes: Sequence[Sequence[int]] | None, stacks: Sequence[Stack]) -> None:
@@ -164,21 +176,6 @@ def _fit_of(settings: Mapping[str, Any], layout: BatchLayout, run: RunFolder, el
         optimizer_of(settings["optimizer"], settings["model"]),
         layout,
         run,
-        losses=settings["loss"],
-        loss_constructors=settings["loss_constructors"],
-        loss_weights=settings["loss_weights"],
-        metrics=settings["metrics"],
-        epochs=settings["epochs"],
-        train_steps=settings["train_steps_per_epoch"],
-        validation_steps=settings["validation_steps_per_epoch"],
-        validation_batch_size=settings["val_batch_size"],
-        callbacks=settings["callbacks"],
-        compression=settings["gradient_compression"],
-        passes=settings["backward_passes_per_step"],
-        minibatch=settings["train_minibatch_fn"],
-        seed=settings["random_seed"],
-        use_gpu=settings["use_gpu"],
-        terminate_on_nan=settings["terminate_on_nan"],
-        verbose=settings["verbose"],
         elastic=elastic,
+        **TorchFit.chosen(settings),
     )

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ import torch._dynamo  # a second of work at the first use of an optimizer, which
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.core import basics
-from hvd_cluster.spark.estimators.checkpoints import EpochRange, RunFolder
 from hvd_cluster.spark.estimators.history import (
     LOSS,
     BestEpoch,
@@ -27,8 +26,10 @@ from hvd_cluster.spark.estimators.history import (
     is_better,
     losses_of,
     over_all_ranks,
+    require_finite,
 )
 from hvd_cluster.spark.estimators.progress import ProgressReporter
+from hvd_cluster.spark.estimators.run import EpochRange, FitSettings, RunFolder, parameter
 from hvd_cluster.spark.torch.batches import (
     BatchLayout,
     CombinedLoss,
@@ -37,7 +38,7 @@ from hvd_cluster.spark.torch.batches import (
     metric_groups,
     metric_values,
 )
-from hvd_cluster.spark.torch.callbacks import EarlyStopping, FitCallback
+from hvd_cluster.spark.torch.callbacks import EarlyStopping
 from hvd_cluster.spark.torch.payload import (
     checkpoint_bytes,
     checkpoint_of,
@@ -51,30 +52,28 @@ ABOUT_DTYPES = "Inputs come as floats; a model with an embedding calls long() on
 History = list[dict[str, Any]]
 
 
+@dataclass(kw_only=True)
+class TorchSettings(FitSettings):
+    """The settings of a fit with torch, also inside of a LightningModule."""
+
+    losses: Any = field(default=None, metadata=parameter("loss"))
+    loss_weights: Sequence[float] | None = field(default=None, metadata=parameter("loss_weights"))
+    metrics: Sequence[Any] = field(default=(), metadata=parameter("metrics"))
+    seed: int | None = field(default=None, metadata=parameter("random_seed"))
+    use_gpu: bool = field(default=True, metadata=parameter("use_gpu"))
+
+
 @dataclass
-class TorchFit:
+class TorchFit(TorchSettings):
     """The model and the settings of a fit, which travel to the workers."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     layout: BatchLayout
     run: RunFolder
-    losses: Any = None
-    loss_constructors: Any = None
-    loss_weights: Sequence[float] | None = None
-    metrics: Sequence[Any] = ()
-    epochs: int = 1
-    train_steps: int | None = None
-    validation_steps: int | None = None
-    validation_batch_size: int | None = None
-    callbacks: Sequence[FitCallback] = ()
-    compression: Any = None
-    passes: int = 1
-    minibatch: Callable[..., Any] | None = None
-    seed: int | None = None
-    use_gpu: bool = True
-    terminate_on_nan: bool = False
-    verbose: int = 1
+    loss_constructors: Any = field(default=None, metadata=parameter("loss_constructors"))
+    passes: int = field(default=1, metadata=parameter("backward_passes_per_step"))
+    minibatch: Callable[..., Any] | None = field(default=None, metadata=parameter("train_minibatch_fn"))
     elastic: bool = False
 
 
@@ -202,12 +201,8 @@ class Training:
         return loss
 
     def _check_finite(self, loss: torch.Tensor) -> None:
-        if self.fit.terminate_on_nan and not torch.isfinite(loss).all():
-            where = f"step {self._step + 1} of epoch {self._epoch + 1} on rank {basics.rank()}"
-            raise FloatingPointError(
-                f"the loss is {float(loss)} in {where}; look for rows with NaN or very large numbers, or lower the "
-                "learning rate"
-            )
+        if self.fit.terminate_on_nan:
+            require_finite(loss, self._step, self._epoch)
 
     def _train_batch(self, batch: Sequence[Any], averages: RowAverages) -> None:
         inputs, labels, weights = self.fit.layout.tensors(batch, self.device, self.dtype)
@@ -322,8 +317,7 @@ class Training:
         kept_apart = self.shard.validation
         if kept_apart is None:
             return iter(())
-        size = self.fit.validation_batch_size
-        return iter((kept_apart if size is None else kept_apart.batched(size)).torch())
+        return iter(self.fit.validation_shard(kept_apart).torch())
 
     def _end_epoch(self, averages: RowAverages) -> bool:
         """Validate, exchange the averages, keep the best epoch, write the checkpoint; whether to stop."""

@@ -41,6 +41,34 @@ def spark():
         yield session
 
 
+@pytest.fixture(scope="session")
+def connect_results(request, tmp_path_factory):
+    """The result of each body in the ``CONNECT`` of a module, in which ``spark`` is the session of a client of Connect.
+
+    One client runs them all, because its server takes longest to start. A body that fails keeps no other from running.
+    """
+    from spark_cluster import CONNECT_CLIENT, CONNECT_SECONDS, driver_result
+
+    bodies = {}
+    for item in request.session.items:
+        bodies |= getattr(item.module, "CONNECT", {})
+    client = CONNECT_CLIENT.format(bodies=bodies)
+    folder = tmp_path_factory.mktemp("client")
+    return driver_result(client, folder, 'connect("local[2]")', CONNECT_SECONDS, SPARK_TESTING="1")
+
+
+@pytest.fixture
+def result_of(connect_results):
+    """``result_of(name)``: what a body for Spark Connect has put into its ``result``."""
+
+    def get(name):
+        found = connect_results[name]
+        assert not isinstance(found, dict) or "failed" not in found, found["failed"]
+        return found
+
+    return get
+
+
 @pytest.fixture
 def nothing_left(spark):
     """No worker of ours, and no guard of one, outlives the test."""

@@ -94,7 +94,11 @@ spark.stop()
 """
 
 
-def driver_result(body: str, folder: Path, make: str, **environment: str) -> object:
+CONNECT_SECONDS = 400
+"""The longest that the client of Connect may take for all of its bodies."""
+
+
+def driver_result(body: str, folder: Path, make: str, seconds: float = 240, **environment: str) -> object:
     """The ``result`` that ``body`` makes, as a driver of its own, where ``spark`` is its session, which it makes so."""
     (folder / "driver.py").write_text(DRIVER.format(make=make, body=body))
     done = subprocess.run(
@@ -102,11 +106,26 @@ def driver_result(body: str, folder: Path, make: str, **environment: str) -> obj
         env={**os.environ, **variables(str(folder)), **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=seconds,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "result").read_text())
+
+
+CONNECT_CLIENT = """
+import traceback
+
+def result_of(body):
+    names = {{"__name__": "__main__", "spark": spark}}
+    try:
+        exec(body, names)
+    except Exception:
+        return {{"failed": traceback.format_exc()}}
+    return names["result"]
+
+result = {{name: result_of(body) for name, body in {bodies!r}.items()}}
+"""
 
 
 def workers_left() -> list[psutil.Process]:

@@ -1,9 +1,9 @@
 """Spark Connect: a client, which has no SparkContext, and a server in a process of its own."""
 
 import pytest
-from spark_cluster import driver_result
+from spark_cluster import CONNECT_SECONDS
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(CONNECT_SECONDS + 20)
 
 FUNCTIONS = """
 import io, os
@@ -150,33 +150,4 @@ def test_an_estimator(result_of):
     assert result["error"] < 0.1
 
 
-# One client, because its server takes longest to start. Each body makes its ``result``, or fails on its own.
-CLIENT = """
-import traceback
-
-def result_of(body):
-    names = {{"__name__": "__main__", "spark": spark}}
-    try:
-        exec(body, names)
-    except Exception:
-        return {{"failed": traceback.format_exc()}}
-    return names["result"]
-
-result = {{name: result_of(body) for name, body in {bodies!r}.items()}}
-"""
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """The result of each body, in which ``spark`` is the session of a client; its server has a port of its own."""
-    client = CLIENT.format(bodies={"functions": FUNCTIONS, "rows": ROWS, "slow": SLOW, "estimator": ESTIMATOR})
-    return driver_result(client, tmp_path_factory.mktemp("client"), 'connect("local[2]")', SPARK_TESTING="1")
-
-
-@pytest.fixture
-def result_of(results):
-    def get(name):
-        assert "failed" not in results[name], results[name]["failed"]
-        return results[name]
-
-    return get
+CONNECT = {"functions": FUNCTIONS, "rows": ROWS, "slow": SLOW, "estimator": ESTIMATOR}

@@ -8,13 +8,17 @@ class FakeShard:
 
     def __init__(self, features, labels, batch_size=4, weights=None, validation=None):
         self._sides = features, labels, weights
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self.validation = validation
+
+    @property
+    def rows(self):
+        return len(self._sides[0][0])
 
     def torch(self):
         features, labels, weights = self._sides
-        for first in range(0, len(features[0]), self._batch_size):
-            rows = slice(first, first + self._batch_size)
+        for first in range(0, self.rows, self.batch_size):
+            rows = slice(first, first + self.batch_size)
             batch = tuple(each[rows] for each in features), tuple(each[rows] for each in labels)
             yield batch if weights is None else (*batch, weights[rows])
 

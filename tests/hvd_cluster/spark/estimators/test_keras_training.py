@@ -1,88 +1,21 @@
 """The training of a KerasEstimator on two ranks, without Spark; the first tests on each backend of Keras."""
 
-import math
 from importlib.util import find_spec
 
-import cloudpickle
-import keras_shards
 import numpy as np
 import pytest
-from keras_shards import ArrayShard, line
 
-from hvd_cluster.spark.estimators.checkpoints import RunFolder
 from hvd_cluster.spark.estimators.columns import FitColumns
-from hvd_cluster.spark.estimators.store import Store
-from tests.pool import pools_of
 
 if find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
 
-from tests.hvd_cluster.keras.pool import Pool
-
-BACKENDS = [name for name in ("tensorflow", "torch", "jax") if find_spec(name)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def modules_by_value():
-    cloudpickle.register_pickle_by_value(keras_shards)
-    yield
-    cloudpickle.unregister_pickle_by_value(keras_shards)
-
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def ranks(request):
-    """Two ranks on each backend."""
-    with pools_of(Pool.on(request.param)) as get:
-        yield get(2)
-
-
-ON_TORCH = pytest.mark.parametrize("ranks", ["torch"], indirect=True)  # which compiles nothing
-
-
-def linear(weight=0.5, **options):
-    """y = weight * x; SGD."""
-    import keras
-
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
-    model.set_weights([np.array([[weight]], "float32")])
-    return model
-
-
-def outcome_of(ranks, shards, make=linear, columns=None, run=None, rate=0.1, seed=None, layout=None, **options):
-    """The result of rank 0 of a fit of the model that ``make`` makes on ``shards``; the others return nothing."""
-    columns = columns or FitColumns(["x"], ["y"])
-    folder = run or RunFolder(None, "none")
-
-    def on_rank(shards):
-        import keras
-
-        from hvd_cluster.core import basics
-        from hvd_cluster.spark.keras.layout import KerasLayout
-        from hvd_cluster.spark.keras.payload import packed
-        from hvd_cluster.spark.keras.training import KerasFit, train
-
-        model = make()
-        settings = {name: value() if callable(value) else value for name, value in options.items()}
-        settings = {"compiling": {"loss": "mse"}, "verbose": 0, **settings}
-        settings.setdefault("optimizer", keras.optimizers.SGD(rate))
-        fit = KerasFit(model, layout=KerasLayout.of(model, columns, **(layout or {})), run=folder, **settings)
-        return train(shards[basics.rank()], keras.backend.backend(), seed, True, packed(fit))
-
-    outcome, *others = ranks.run(on_rank, shards)
-    assert not any(others)
-    return outcome
-
-
-def losses(outcome, part="train"):
-    return [record[part]["loss"] for record in outcome["history"]]
-
-
-def weight_of(outcome):
-    return outcome["model"][0].item()
+from keras_fits import NOT_ON_JAX, ON_TORCH, ArrayShard, line, linear, losses, outcome_of, weight_of
+from keras_fits import ranks as ranks  # a fixture
 
 
 def test_uneven_and_empty_shards(ranks):
-    outcome = outcome_of(ranks, [line(0, validation=line(0)), line(23, validation=line(5))], epochs=30, seed=1)
+    outcome = outcome_of(ranks, [line(0, validation=line(0)), line(23, validation=line(5))], epochs=4, seed=1)
     first = outcome["history"][0]
     assert (first["rows"], first["epoch"], set(first)) == (23, 0, {"epoch", "train", "validation", "rows", "seconds"})
     assert losses(outcome)[-1] < losses(outcome)[0] / 100
@@ -105,7 +38,7 @@ def test_a_step_uses_the_batches_of_all_ranks(ranks):
     assert [train["loss"], train["all_metrics"]["mae"]] == pytest.approx([sums[0] / 10, sums[1] / 10], abs=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [name for name in BACKENDS if name != "jax"], indirect=True)
+@NOT_ON_JAX
 def test_gradients_of_several_batches(ranks):
     """Three batches with two passes a step: the third one counts half as much as a step has."""
 
@@ -137,129 +70,6 @@ def test_batches_that_count_nothing_leave_no_trace(ranks):
     assert outcome["model"][2].item() == pytest.approx(mean, abs=1e-5)
 
 
-def scripted():
-    """Sets the weight at the beginning of each epoch, and writes down what the logs say."""
-    import keras
-
-    class Scripted(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            self.model.set_weights([np.array([[{0: 5.0, 1: 2.0, 2: 7.0}[epoch]]], "float32")])
-
-    return [Scripted()]
-
-
-@ON_TORCH
-def test_the_best_epoch_is_kept(ranks):
-    shards = [line(8, validation=line(4)), line(8, validation=line(4))]
-    best = outcome_of(ranks, shards, rate=0.0, epochs=3, callbacks=scripted)
-    last = outcome_of(ranks, [line(8), line(8)], rate=0.0, epochs=3, callbacks=scripted)
-    assert (weight_of(best), best["best_epoch"], losses(best, "validation")[1]) == (2, 1, 0)
-    assert (weight_of(last), last["best_epoch"]) == (7, 2)
-
-    def largest():
-        import keras
-
-        return keras.callbacks.ModelCheckpoint("x.keras", monitor="mae", mode="max", save_best_only=True)
-
-    compiling = {"loss": "mse", "metrics": ["mae"]}
-    options = {"rate": 0.0, "epochs": 3, "callbacks": scripted, "compiling": compiling}
-    found = outcome_of(ranks, shards, checkpoint_callback=largest, **options)
-    assert (weight_of(found), found["best_epoch"]) == (7, 2)
-
-    def unknown():
-        import keras
-
-        return keras.callbacks.ModelCheckpoint("x.keras", monitor="val_auc", save_best_only=True)
-
-    with pytest.raises(ValueError, match=r"checkpoint_callback monitors 'val_auc', but an epoch has \['loss', 'mae'"):
-        outcome_of(ranks, shards, checkpoint_callback=unknown, **options)
-
-
-@ON_TORCH
-def test_all_ranks_stop_when_one_does(ranks):
-    """Also in the middle of an epoch, which they go through to its end."""
-
-    def stopping():
-        import keras
-
-        from hvd_cluster.core import basics
-
-        class Stop(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch, logs=None):
-                self.epoch = epoch
-
-            def on_train_batch_end(self, batch, logs=None):
-                self.model.stop_training = (basics.rank(), self.epoch, batch) == (1, 1, 0)
-
-        return [Stop()]
-
-    outcome = outcome_of(ranks, [line(8), line(8)], epochs=9, callbacks=stopping)
-    assert [record["rows"] for record in outcome["history"]] == [16, 16]
-
-
-@ON_TORCH
-def test_a_schedule_of_the_learning_rate(ranks):
-    """Its rates are those of the user, and multiplied as that of the optimizer."""
-
-    def callbacks():
-        import hvd_cluster.keras as hvd
-
-        return [hvd.callbacks.LearningRateScheduleCallback(0.1, multiplier=lambda epoch: 0.5**epoch)]
-
-    outcome = outcome_of(ranks, [line(4), line(4)], epochs=2, callbacks=callbacks)
-    x = np.arange(4) / 10
-    weight = 0.5
-    for rate in (0.2, 0.1):
-        weight -= rate * (2 * (weight - 2) * x**2).mean()
-    assert weight_of(outcome) == pytest.approx(weight, abs=1e-5)
-    assert outcome["optimizer"][1] == pytest.approx(0.05)
-
-
-@ON_TORCH
-def test_early_stopping(ranks):
-    def callbacks():
-        import keras
-
-        return [*scripted(), keras.callbacks.EarlyStopping("loss", patience=0, restore_best_weights=True)]
-
-    outcome = outcome_of(ranks, [line(8), line(3)], rate=0.0, epochs=3, callbacks=callbacks)
-    assert len(outcome["history"]) == 3
-    assert weight_of(outcome) == 2
-
-
-def test_a_fit_goes_on_with_the_checkpoint(ranks, tmp_path):
-    """Where a fit failed, the next does what is left; where it was complete, it adds epochs."""
-
-    def adam():
-        import keras
-
-        return keras.optimizers.Adam(0.1)
-
-    def failing():
-        import keras
-
-        class Fail(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch, logs=None):
-                if epoch == 2:
-                    raise RuntimeError("lost")
-
-        return [Fail()]
-
-    run = RunFolder(Store.create(tmp_path), "run")
-    shards = [line(8, validation=line(4)), line(5, validation=line(0))]
-    whole = outcome_of(ranks, shards, epochs=4, optimizer=adam)
-    with pytest.raises(RuntimeError, match="lost"):
-        outcome_of(ranks, shards, epochs=4, optimizer=adam, run=run, callbacks=failing)
-    outcome = outcome_of(ranks, shards, epochs=4, optimizer=adam, run=run)
-    assert [record["epoch"] for record in outcome["history"]] == [0, 1, 2, 3]
-    assert losses(outcome) == pytest.approx(losses(whole), rel=1e-4)
-    assert weight_of(outcome) == pytest.approx(weight_of(whole), rel=1e-4)
-    more = outcome_of(ranks, shards, epochs=1, optimizer=adam, run=run)
-    assert [record["epoch"] for record in more["history"]] == [0, 1, 2, 3, 4]
-    assert int(more["optimizer"][0]) == 10
-    assert more["optimizer"][1] == pytest.approx(0.1)
-
-
 @ON_TORCH
 def test_a_loss_that_is_no_number(ranks):
     rows = np.arange(12, dtype="float32").reshape(-1, 1)
@@ -286,12 +96,76 @@ def test_a_metric_that_is_a_vector(ranks):
 
 
 @ON_TORCH
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_first_batch_that_is_wrong_on_one_rank_is_an_error_on_all(ranks, wrong):
+    """Rank 0 has the most batches, so its first one is for all ranks."""
+    shards = [line(8), line(4)]
+    shards[wrong] = ArrayShard([np.ones((8, 3))], [np.ones((8, 1))])
+
+    def on_rank(shards):
+        import keras
+
+        from hvd_cluster.core import basics
+        from hvd_cluster.spark.estimators.run import RunFolder
+        from hvd_cluster.spark.keras.layout import KerasLayout
+        from hvd_cluster.spark.keras.training import KerasFit, KerasTraining
+
+        layout = KerasLayout.of(linear(), FitColumns(["x"], ["y"]))
+        fit = KerasFit(linear(), keras.optimizers.SGD(0.1), layout, RunFolder(None, "none"))
+        with pytest.raises(ValueError, match=r"has the shape \[1\] in a row, but a row has 3 elements") as caught:
+            KerasTraining(fit, shards[basics.rank()])
+        return str(caught.value)
+
+    texts = ranks.run(on_rank, shards)
+    start = f"rank {wrong} has no first batch: ValueError: "
+    assert [text.startswith(start) for text in texts] == [rank != wrong for rank in (0, 1)]
+
+
+@ON_TORCH
+def test_the_dtype_of_floats_is_that_of_the_driver(ranks):
+    """In the batches, in the loss and in a model that makes its layers itself."""
+
+    def on_rank(shards):
+        import keras
+
+        from hvd_cluster.core import basics
+        from hvd_cluster.spark.estimators.run import RunFolder
+        from hvd_cluster.spark.keras.devices import floats_of
+        from hvd_cluster.spark.keras.layout import KerasLayout
+        from hvd_cluster.spark.keras.payload import packed
+        from hvd_cluster.spark.keras.training import KerasFit, train
+
+        class Own(keras.Model):
+            def __init__(self, **options):
+                super().__init__(**options)
+                self.layer = keras.layers.Dense(1, use_bias=False)
+
+            def call(self, inputs):
+                return self.layer(inputs)
+
+        def loss(label, output):
+            assert keras.ops.dtype(output) == keras.ops.dtype(label) == "float64"
+            return keras.losses.mean_squared_error(label, output)
+
+        with floats_of(("float64", "float64")):
+            layout = KerasLayout.of(model := Own(), FitColumns(["x"], ["y"]))
+            run = RunFolder(None, "none")
+            data = packed(KerasFit(model, keras.optimizers.SGD(0.1), layout, run, {"loss": loss}, verbose=0))
+        outcome = train(shards[basics.rank()], keras.backend.backend(), ("float64", "float64"), None, True, data)
+        assert (keras.config.floatx(), keras.config.dtype_policy().name) == ("float32", "float32")
+        return outcome
+
+    outcome, _ = ranks.run(on_rank, [line(8), line(4)])
+    assert [outcome["model"][0].dtype, outcome["inputs"].dtype] == ["float64", "float64"]
+
+
+@ON_TORCH
 def test_no_rows(ranks):
     with pytest.raises(ValueError, match="there are no rows to train with"):
         outcome_of(ranks, [line(0), line(0)])
 
 
-@pytest.mark.parametrize("ranks", [name for name in BACKENDS if name != "jax"], indirect=True)
+@NOT_ON_JAX
 def test_several_inputs_and_outputs_by_name(ranks):
     """Weights of rows, loss weights, a transformation; a model whose variables Keras makes late."""
 
@@ -363,7 +237,7 @@ def test_a_model_without_an_input(ranks):
 
         return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1000, 0.9))
 
-    outcome = outcome_of(ranks, [line(8), line(20)], make, optimizer=scheduled, epochs=40, seed=4)
+    outcome = outcome_of(ranks, [line(8), line(20)], make, optimizer=scheduled, epochs=10, seed=4)
     assert weight_of(outcome) == pytest.approx(2, abs=0.02)
     assert outcome["inputs"].shape == (1, 1)
 
@@ -373,30 +247,10 @@ def test_keras_that_runs_on_another_backend_than_in_the_driver(ranks):
     def on_rank():
         from hvd_cluster.spark.keras.training import train
 
-        return train(None, "tensorflow", None, True, b"")
+        return train(None, "tensorflow", ("float32", "float32"), None, True, b"")
 
     with pytest.raises(RuntimeError, match=r"'torch' in this worker, but on 'tensorflow' in the driver.*executorEnv"):
         ranks.run(on_rank)
-
-
-@ON_TORCH
-def test_a_file_of_a_callback_is_written_by_one_rank(ranks, tmp_path):
-    def callbacks():
-        import keras
-
-        from hvd_cluster.core import basics
-
-        class Loss(keras.callbacks.Callback):
-            def on_epoch_end(self, epoch, logs=None):
-                (tmp_path / f"{basics.rank()}.{math.floor(logs['loss'] * 1e5)}").touch()
-
-        return [keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True), Loss()]
-
-    outcome_of(ranks, [line(8), line(3)], callbacks=callbacks)
-    assert len((tmp_path / "log.csv").read_text().splitlines()) == 2
-    seen = sorted(path.name for path in tmp_path.glob("?.*"))
-    assert [name[0] for name in seen] == ["0", "1"]
-    assert seen[0][1:] == seen[1][1:]
 
 
 def texts():

@@ -8,63 +8,17 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 
-import cloudpickle  # noqa: E402
-import fake_shards  # noqa: E402
-import lightning_modules  # noqa: E402
 from fake_shards import FakeShard, TwoHeads, line  # noqa: E402
-from lightning_modules import line_module  # noqa: E402
+from lightning_fits import ONE, TWO, fit_of, line_module, losses, trained, weight  # noqa: E402
+from lightning_fits import modules_by_value as modules_by_value  # noqa: E402  a fixture
 
-from hvd_cluster.spark.estimators.checkpoints import RunFolder  # noqa: E402
-from hvd_cluster.spark.estimators.store import Store  # noqa: E402
+from hvd_cluster.spark.estimators.run import RunFolder  # noqa: E402
 from hvd_cluster.spark.lightning.batches import NamedLayout  # noqa: E402
-from hvd_cluster.spark.lightning.modules import package_for  # noqa: E402
-from hvd_cluster.spark.lightning.training import LightningFit, checkpoint_of, train  # noqa: E402
 from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
-from hvd_cluster.spark.torch.payload import packed  # noqa: E402
 from hvd_cluster.spark.torch.training import TorchFit  # noqa: E402
 from hvd_cluster.spark.torch.training import train as train_torch  # noqa: E402
 
 pytestmark = pytest.mark.leaves("environment")  # torch sets a variable with the first step of an optimizer
-ONE, TWO = [pytest.mark.parametrize("ranks", [size], indirect=True) for size in (1, 2)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def modules_by_value():
-    for module in (fake_shards, lightning_modules):
-        cloudpickle.register_pickle_by_value(module)
-    yield
-    for module in (fake_shards, lightning_modules):
-        cloudpickle.unregister_pickle_by_value(module)
-
-
-def fit_of(model=None, run=None, layout=None, **options):
-    model = model or line_module()
-    options = {"verbose": 0, "arguments": {"logger": False, **options.pop("arguments", {})}, **options}
-    layout = layout or NamedLayout(["x"], ["y"])
-    return LightningFit(model, package_for(model), layout, run or RunFolder(None, "none"), **options)
-
-
-def trained(ranks, fit, *shards, train=train):
-    """The outcome of rank 0; the others have none."""
-    payload = packed(fit)
-
-    def on_rank(shards):
-        from hvd_cluster.core import basics
-
-        torch.set_num_threads(1)
-        return train(shards[basics.rank()], payload)
-
-    outcome, *others = ranks.run(on_rank, shards)
-    assert not any(others)
-    return outcome
-
-
-def losses(outcome, part="train"):
-    return [record[part]["loss"] for record in outcome["history"]]
-
-
-def weight(outcome):
-    return outcome["model"]["layer.weight"].item()
 
 
 @ONE
@@ -96,7 +50,7 @@ def test_one_rank_trains_as_a_loop_by_hand_does(ranks, package):
 def test_uneven_and_empty_shards(ranks, empty):
     """Also where values are logged with sync_dist, and one rank alone validates."""
     shards = [line(23, validation=line(5)), line(0, validation=line(0))]
-    outcome = trained(ranks, fit_of(epochs=30), *(shards[::-1] if empty == 0 else shards))
+    outcome = trained(ranks, fit_of(epochs=4), *(shards[::-1] if empty == 0 else shards))
     assert outcome["history"][0]["rows"] == 23
     assert weight(outcome) == pytest.approx(2, abs=1e-2)
     assert losses(outcome, "validation")[-1] < 1e-3
@@ -111,17 +65,6 @@ def test_an_empty_rank_validates_with_the_weights_of_this_epoch(ranks):
         for one, other in (kept_apart, kept_apart[::-1])
     )
     assert first == pytest.approx(second)
-
-
-@TWO
-def test_learning_rates_are_multiplied_by_the_number_of_ranks(ranks):
-    """Two ranks with the same batch take the step of one rank with twice the rate."""
-    module = line_module()
-    start = copy.deepcopy(module.layer)
-    outcome = trained(ranks, fit_of(module), line(4), line(4))
-    (x,), (y,) = next(line(4).torch())
-    torch.nn.functional.mse_loss(start(x), y).backward()
-    assert weight(outcome) == pytest.approx((start.weight - 0.2 * start.weight.grad).item())
 
 
 @TWO
@@ -144,36 +87,6 @@ def test_gradients_that_add_up_and_are_clipped(ranks):
     expected = trained(ranks, fit_of(line_module(rate=0.0)), line(20), line(12))
     still = trained(ranks, fit_of(line_module(rate=0.0), arguments=arguments), line(20), line(12))
     assert losses(still) == pytest.approx(losses(expected))  # Lightning divides the loss of each batch
-
-
-def overshooting(package="lightning.pytorch"):
-    import importlib
-
-    class Overshoot(importlib.import_module(package).Callback):
-        """Makes the second epoch the best one."""
-
-        def on_train_epoch_start(self, trainer, pl_module):
-            weights = [5.0, 2.0, 7.0]
-            pl_module.layer.weight.data.fill_(weights[trainer.current_epoch])
-
-    return Overshoot()
-
-
-@TWO
-def test_the_best_epoch_is_kept(ranks):
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    def fit(*callbacks):
-        return fit_of(line_module(rate=0.0), epochs=3, callbacks=[overshooting(), *callbacks])
-
-    with_rows, without = [line(8, validation=line(4))] * 2, [line(8)] * 2
-    best, last = trained(ranks, fit(), *with_rows), trained(ranks, fit(), *without)
-    assert (weight(best), best["best_epoch"], losses(best, "validation")[1]) == (2, 1, 0)
-    assert (weight(last), last["best_epoch"]) == (7, 2)
-    worst = trained(ranks, fit(ModelCheckpoint(monitor="val_error", mode="max")), *with_rows)
-    assert (weight(worst), worst["best_epoch"]) == (7, 2)
-    train_loss = trained(ranks, fit(ModelCheckpoint(monitor="error")), *without)
-    assert (weight(train_loss), train_loss["best_epoch"]) == (2, 1)
 
 
 @ONE
@@ -211,31 +124,6 @@ def test_a_logger_gets_the_value_of_all_ranks_for_an_epoch_with_steps(ranks, tmp
     assert "steps_epoch" not in lines[0]
 
 
-@TWO
-def test_early_stopping_on_values_of_all_ranks(ranks):
-    from lightning.pytorch.callbacks import EarlyStopping
-
-    fit = fit_of(line_module(rate=0.0), epochs=9, callbacks=[EarlyStopping("val_loss", patience=2)])
-    assert len(losses(trained(ranks, fit, line(8, validation=line(4)), line(0, validation=line(0))))) == 3
-
-
-class StopOnRank:
-    """One rank alone wants to stop."""
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        from hvd_cluster.core import basics
-
-        trainer.should_stop = basics.rank() == 1 and trainer.current_epoch == 1
-
-
-@TWO
-def test_all_ranks_stop_when_one_does(ranks):
-    from lightning.pytorch.callbacks import Callback
-
-    callback = type("Stop", (StopOnRank, Callback), {})()
-    assert len(losses(trained(ranks, fit_of(epochs=9, callbacks=[callback]), line(8), line(8)))) == 2
-
-
 @ONE
 def test_a_loss_that_is_nan_in_the_third_step(ranks):
     shard = line(16)
@@ -243,6 +131,26 @@ def test_a_loss_that_is_nan_in_the_third_step(ranks):
     with pytest.raises(FloatingPointError, match=r"the loss is nan in step 3 of epoch 1 on rank 0; look for rows"):
         trained(ranks, fit_of(terminate_on_nan=True, epochs=3), shard)
     assert math.isnan(losses(trained(ranks, fit_of(), shard))[0])
+
+
+@TWO
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_first_batch_that_is_wrong_on_one_rank_is_an_error_on_all(ranks, wrong):
+    shards = [line(4), line(4)]
+    shards[wrong] = FakeShard([torch.ones(4, 3)], [torch.ones(4, 1)])
+    fit = fit_of(layout=NamedLayout(["x"], ["y"], None, [[-1, 1]]))
+
+    def on_rank(shards):
+        from hvd_cluster.core import basics
+        from hvd_cluster.spark.lightning.batches import NamedBatches
+
+        with pytest.raises(ValueError, match=r"has the shape \[1\], but it has 3 elements") as caught:
+            next(iter(NamedBatches(shards[basics.rank()], fit.layout, torch.float32, None)))
+        return str(caught.value)
+
+    texts = ranks.run(on_rank, shards)
+    start = f"rank {wrong} has no first batch: ValueError: "
+    assert [text.startswith(start) for text in texts] == [rank != wrong for rank in (0, 1)]
 
 
 @TWO
@@ -282,41 +190,6 @@ def test_steps_and_batches_of_an_epoch(ranks):
     assert outcome["history"][0]["rows"] == 8
     (x,), (y,) = next(line(20, batch_size=3).torch())
     assert losses(outcome, "validation") == pytest.approx([(weight(outcome) * x - y).square().mean().item()])
-
-
-def failing(at):
-    from lightning.pytorch.callbacks import Callback
-
-    class Fail(Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            if trainer.current_epoch == at:
-                raise OSError("the disk is gone")
-
-    return Fail()
-
-
-@TWO
-def test_a_failed_fit_goes_on_from_its_checkpoint(ranks, tmp_path):
-    run, shards = RunFolder(Store.create(tmp_path), "mine"), (line(8, validation=line(4)), line(20, validation=line(4)))
-
-    def fit(**options):
-        return fit_of(line_module(rate=0.05, optimizer=torch.optim.Adam, scheduler=schedule), **options)
-
-    def schedule(optimizer):
-        return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-
-    whole = trained(ranks, fit(epochs=5), *shards)
-    with pytest.raises(OSError, match="the disk is gone"):
-        trained(ranks, fit(run=run, epochs=5, callbacks=[failing(3)]), *shards)
-    kept = checkpoint_of(run.read())
-    assert len(kept["hvd_cluster"]["history"]) == 3
-    assert kept["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.025)
-    assert kept["lr_schedulers"][0]["base_lrs"] == [pytest.approx(0.05)]
-    rest = trained(ranks, fit(run=run, epochs=5), *shards)
-    assert losses(rest) == pytest.approx(losses(whole))
-    assert weight(rest) == pytest.approx(weight(whole))
-    more = trained(ranks, fit(run=run, epochs=2), *shards)
-    assert [record["epoch"] for record in more["history"]] == list(range(7))
 
 
 @TWO
@@ -430,7 +303,7 @@ def test_a_metric_object_that_setup_makes(ranks):
 
 @TWO
 def test_gradients_that_add_up_where_one_rank_is_empty(ranks):
-    fit = fit_of(epochs=25, arguments={"accumulate_grad_batches": 2})
+    fit = fit_of(epochs=8, arguments={"accumulate_grad_batches": 2})
     assert weight(trained(ranks, fit, line(0), line(28))) == pytest.approx(2, abs=0.05)
 
 
@@ -456,18 +329,6 @@ def test_batch_norm_of_all_ranks_where_one_is_empty(ranks):
     outcome = trained(ranks, fit, line(0), line(24))
     assert losses(outcome)[-1] < losses(outcome)[0] * 0.8
     assert outcome["model"]["layers.0.running_mean"].item() == pytest.approx(1.15, abs=0.3)
-
-
-@ONE
-def test_the_checkpoint_of_another_estimator_is_refused(ranks, tmp_path):
-    from hvd_cluster.spark.torch.payload import checkpoint_bytes
-
-    run = RunFolder(Store.create(tmp_path), "mine")
-    run.write(checkpoint_bytes({"model": {}, "optimizer": {}}), [])
-    with pytest.raises(
-        ValueError, match="the checkpoint of the run was not written by a LightningEstimator; give another"
-    ):
-        trained(ranks, fit_of(run=run), line(8))
 
 
 @TWO

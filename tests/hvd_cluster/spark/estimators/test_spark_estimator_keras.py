@@ -8,6 +8,7 @@ import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.linalg import DenseVector, Vectors
 from pyspark.sql import functions as F
+from spark_cluster import CONNECT_SECONDS
 
 if find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
@@ -126,6 +127,37 @@ def test_fit_transform_save_and_load(spark, tmp_path):
     assert int(loaded.getModel().optimizer.iterations) == int(fitted.getModel().optimizer.iterations) > 0
     alone = KerasModel.load_without_spark(path)
     assert len(alone.getModel().predict([np.ones((4, 3)), np.ones((4, 1))], verbose=0)) == 2
+
+
+CONNECT = {
+    "keras": """
+import os
+os.environ["KERAS_BACKEND"] = "torch"  # which compiles nothing
+import keras
+from pyspark.sql import functions as F
+from hvd_cluster.spark.keras import KerasEstimator
+
+keras.utils.set_random_seed(0)
+options = {"num_proc": 1, "verbose": 0, "feature_cols": [["a", "b"]], "label_cols": ["y"], "validation": "held_out"}
+df = spark.range(0, 400, 1, 2).withColumn("a", F.randn(1)).withColumn("b", F.randn(2))
+df = df.withColumn("y", 2 * F.col("a") - F.col("b")).withColumn("held_out", F.col("id") % 5 == 0)
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+fitted = KerasEstimator(model=model, optimizer=keras.optimizers.SGD(0.1), loss="mse", epochs=3, **options).fit(df)
+scored = fitted.setOutputCols(["found"]).transform(df)
+result = {
+    "rows": [record["rows"] for record in fitted.getHistory()],
+    "error": scored.agg(F.avg(F.abs(F.col("found") - F.col("y")))).collect()[0][0],
+}
+"""
+}
+
+
+@pytest.mark.timeout(CONNECT_SECONDS + 20)
+@pytest.mark.skipif(find_spec("torch") is None, reason="the client has Keras on torch")
+def test_a_client_of_spark_connect(result_of):
+    result = result_of("keras")
+    assert result["rows"] == [320] * 3
+    assert result["error"] < 0.1
 
 
 def saved(stage, path):

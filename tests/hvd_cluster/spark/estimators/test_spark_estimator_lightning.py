@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 pytest.importorskip("pytorch_lightning")
 
+from lightning.pytorch.callbacks import StochasticWeightAveraging  # noqa: E402
+
 from hvd_cluster.core import basics  # noqa: E402
 from hvd_cluster.spark.estimators.backend import Backend  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
@@ -71,6 +73,7 @@ def test_a_pipeline_is_fitted_saved_and_loaded(spark, tmp_path, caplog):
     df, model = points(spark), plane("pytorch_lightning")
     estimator = estimator_of(
         model,
+        num_proc=1,  # the example has two
         validation="held_out",
         epochs=12,
         callbacks=[EarlyStopping("val_loss", min_delta=1e-4)],
@@ -158,6 +161,7 @@ class OtherCallback(FitCallback):
 
 
 LOSS = torch.nn.functional.mse_loss
+OPTIMIZER = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ LOSS = torch.nn.functional.mse_loss
         (torch.nn.Linear(2, 1), {}, "optimizer is None, but Linear is no LightningModule"),
         (
             torch.nn.Linear(2, 1),
-            {"optimizer": torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1)},
+            {"optimizer": OPTIMIZER},
             "there is no loss, but Linear is no LightningModule",
         ),
         (plane(), {"loss": LOSS}, "loss is given, but Plane is a LightningModule, whose .* leave it out"),
@@ -181,6 +185,11 @@ LOSS = torch.nn.functional.mse_loss
         ),
         (plane(), {"label_cols": ["nothing"]}, "label_cols names 'nothing', which the DataFrame does not have"),
         (plane(), {"callbacks": [OtherCallback()]}, "objects of a subclass of lightning.pytorch.Callback only"),
+        (
+            torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)),
+            {"loss": LOSS, "optimizer": OPTIMIZER, "callbacks": [StochasticWeightAveraging(0.1)]},
+            "a StochasticWeightAveraging, but Sequential has layers of batch norm, .* such as LayerNorm, or an EMA",
+        ),
         (plane(), {"trainer_args": {"devices": 2}}, "trainer_args has 'devices'; give num_proc"),
         (
             plane("pytorch_lightning"),

@@ -1,14 +1,15 @@
 """transform, save and load as a client of Spark Connect, whose server is a process of its own."""
 
+from pathlib import Path
+
 import pytest
-from spark_cluster import driver_result
+from spark_cluster import CONNECT_SECONDS
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(CONNECT_SECONDS + 20)
 
-# One client, because its server takes longest to start.
-CLIENT = """
+TRANSFORM = """
 import os, sys, warnings
 sys.path.insert(0, {folder!r})
 import cloudpickle
@@ -71,10 +72,12 @@ result["stream"] = TorchModel(
 """
 
 
-@pytest.fixture(scope="module")
-def result(tmp_path_factory, request):
-    client = CLIENT.format(folder=str(request.path.parent))
-    return driver_result(client, tmp_path_factory.mktemp("client"), 'connect("local[2]")', SPARK_TESTING="1")
+CONNECT = {"transform": TRANSFORM.format(folder=str(Path(__file__).parent))}
+
+
+@pytest.fixture
+def result(result_of):
+    return result_of("transform")
 
 
 def test_a_client_transforms_with_a_large_model(result):

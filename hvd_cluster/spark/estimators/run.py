@@ -1,4 +1,4 @@
-"""The folder of a run in a store: its checkpoint, its history, and how a later fit goes on from them."""
+"""A run: its settings on their way to the workers, its folder in a store, and how a later fit goes on from there."""
 
 from __future__ import annotations
 
@@ -6,12 +6,56 @@ import json
 import posixpath
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hvd_cluster.spark.estimators.store import Store
 
-__all__ = ["EpochRange", "RunFolder"]
+__all__ = ["EpochRange", "FitSettings", "RunFolder", "parameter"]
+
+PARAMETER = "parameter"
+
+
+def parameter(name: str) -> Mapping[str, str]:
+    """The metadata of a field of :class:`FitSettings` that gets the value of the parameter ``name``."""
+    return {PARAMETER: name}
+
+
+@dataclass(kw_only=True)
+class FitSettings:
+    """The settings that estimators of all frameworks have.
+
+    A subclass adds those of its framework, and the model. Nothing in it needs Spark.
+
+    Args:
+        epochs: how many more epochs to train.
+        train_steps: the most batches of a rank in an epoch; None: all.
+        validation_steps: the same for validation.
+        validation_batch_size: the rows of a batch for validation; None: as in training.
+        callbacks: those of the user, in the classes of the framework.
+        compression: how gradients travel; None: as they are.
+        terminate_on_nan: whether a loss that is no finite number ends the fit.
+        verbose: whether there is progress, and how much of it.
+    """
+
+    epochs: int = field(default=1, metadata=parameter("epochs"))
+    train_steps: int | None = field(default=None, metadata=parameter("train_steps_per_epoch"))
+    validation_steps: int | None = field(default=None, metadata=parameter("validation_steps_per_epoch"))
+    validation_batch_size: int | None = field(default=None, metadata=parameter("val_batch_size"))
+    callbacks: Sequence[Any] = field(default=(), metadata=parameter("callbacks"))
+    compression: Any = field(default=None, metadata=parameter("gradient_compression"))
+    terminate_on_nan: bool = field(default=False, metadata=parameter("terminate_on_nan"))
+    verbose: int = field(default=1, metadata=parameter("verbose"))
+
+    @classmethod
+    def chosen(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of this class that come from ``settings``, the values of all parameters by name."""
+        return {each.name: settings[each.metadata[PARAMETER]] for each in fields(cls) if PARAMETER in each.metadata}
+
+    def validation_shard(self, kept_apart: Any) -> Any:
+        """The shard ``kept_apart`` in batches of the size for validation."""
+        size = self.validation_batch_size
+        return kept_apart if size is None else kept_apart.batched(size)
 
 
 @dataclass(frozen=True)

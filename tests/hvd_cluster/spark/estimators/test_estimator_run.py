@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hvd_cluster.spark.estimators.checkpoints import EpochRange, RunFolder
+from hvd_cluster.spark.estimators.run import EpochRange, RunFolder
 from hvd_cluster.spark.estimators.store import Store
 
 

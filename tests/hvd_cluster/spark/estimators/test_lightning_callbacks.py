@@ -1,0 +1,183 @@
+"""Callbacks, learning rates and checkpoints in the training of a LightningEstimator on ranks, without Spark."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("lightning")
+
+from fake_shards import line  # noqa: E402
+from lightning_fits import ONE, TWO, fit_of, line_module, losses, trained, weight  # noqa: E402
+from lightning_fits import modules_by_value as modules_by_value  # noqa: E402  a fixture
+
+from hvd_cluster.spark.estimators.run import RunFolder  # noqa: E402
+from hvd_cluster.spark.estimators.store import Store  # noqa: E402
+from hvd_cluster.spark.lightning.training import checkpoint_of  # noqa: E402
+
+pytestmark = pytest.mark.leaves("environment")  # torch sets a variable with the first step of an optimizer
+
+
+def overshooting(package="lightning.pytorch"):
+    import importlib
+
+    class Overshoot(importlib.import_module(package).Callback):
+        """Makes the second epoch the best one."""
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            weights = [5.0, 2.0, 7.0]
+            pl_module.layer.weight.data.fill_(weights[trainer.current_epoch])
+
+    return Overshoot()
+
+
+@TWO
+def test_the_best_epoch_is_kept(ranks):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def fit(*callbacks):
+        return fit_of(line_module(rate=0.0), epochs=3, callbacks=[overshooting(), *callbacks])
+
+    with_rows, without = [line(8, validation=line(4))] * 2, [line(8)] * 2
+    best, last = trained(ranks, fit(), *with_rows), trained(ranks, fit(), *without)
+    assert (weight(best), best["best_epoch"], losses(best, "validation")[1]) == (2, 1, 0)
+    assert (weight(last), last["best_epoch"]) == (7, 2)
+    worst = trained(ranks, fit(ModelCheckpoint(monitor="val_error", mode="max")), *with_rows)
+    assert (weight(worst), worst["best_epoch"]) == (7, 2)
+    train_loss = trained(ranks, fit(ModelCheckpoint(monitor="error")), *without)
+    assert (weight(train_loss), train_loss["best_epoch"]) == (2, 1)
+
+
+@TWO
+def test_early_stopping_on_values_of_all_ranks(ranks):
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    fit = fit_of(line_module(rate=0.0), epochs=9, callbacks=[EarlyStopping("val_loss", patience=2)])
+    assert len(losses(trained(ranks, fit, line(8, validation=line(4)), line(0, validation=line(0))))) == 3
+
+
+class StopOnRank:
+    """One rank alone wants to stop."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        from hvd_cluster.core import basics
+
+        trainer.should_stop = basics.rank() == 1 and trainer.current_epoch == 1
+
+
+@TWO
+def test_all_ranks_stop_when_one_does(ranks):
+    from lightning.pytorch.callbacks import Callback
+
+    callback = type("Stop", (StopOnRank, Callback), {})()
+    assert len(losses(trained(ranks, fit_of(epochs=9, callbacks=[callback]), line(8), line(8)))) == 2
+
+
+def failing(at):
+    from lightning.pytorch.callbacks import Callback
+
+    class Fail(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == at:
+                raise OSError("the disk is gone")
+
+    return Fail()
+
+
+@TWO
+def test_a_failed_fit_goes_on_from_its_checkpoint(ranks, tmp_path):
+    run, shards = RunFolder(Store.create(tmp_path), "mine"), (line(8, validation=line(4)), line(20, validation=line(4)))
+
+    def fit(**options):
+        return fit_of(line_module(rate=0.05, optimizer=torch.optim.Adam, scheduler=schedule), **options)
+
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+    whole = trained(ranks, fit(epochs=5), *shards)
+    with pytest.raises(OSError, match="the disk is gone"):
+        trained(ranks, fit(run=run, epochs=5, callbacks=[failing(3)]), *shards)
+    kept = checkpoint_of(run.read())
+    assert len(kept["hvd_cluster"]["history"]) == 3
+    assert kept["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.025)
+    assert kept["lr_schedulers"][0]["base_lrs"] == [pytest.approx(0.05)]
+    rest = trained(ranks, fit(run=run, epochs=5), *shards)
+    assert losses(rest) == pytest.approx(losses(whole))
+    assert weight(rest) == pytest.approx(weight(whole))
+    more = trained(ranks, fit(run=run, epochs=2), *shards)
+    assert [record["epoch"] for record in more["history"]] == list(range(7))
+
+
+@ONE
+def test_the_checkpoint_of_another_estimator_is_refused(ranks, tmp_path):
+    from hvd_cluster.spark.torch.payload import checkpoint_bytes
+
+    run = RunFolder(Store.create(tmp_path), "mine")
+    run.write(checkpoint_bytes({"model": {}, "optimizer": {}}), [])
+    with pytest.raises(
+        ValueError, match="the checkpoint of the run was not written by a LightningEstimator; give another"
+    ):
+        trained(ranks, fit_of(run=run), line(8))
+
+
+@TWO
+def test_learning_rates_are_multiplied_by_the_number_of_ranks(ranks):
+    """Two ranks with the same batch take the step of one rank with twice the rate."""
+    module = line_module()
+    start = copy.deepcopy(module.layer)
+    outcome = trained(ranks, fit_of(module), line(4), line(4))
+    (x,), (y,) = next(line(4).torch())
+    torch.nn.functional.mse_loss(start(x), y).backward()
+    assert weight(outcome) == pytest.approx((start.weight - 0.2 * start.weight.grad).item())
+
+
+@TWO
+@pytest.mark.parametrize(
+    ("limit", "arguments", "steps"),
+    [
+        (None, {}, 15),
+        (None, {"accumulate_grad_batches": 2}, 9),
+        (2, {}, 6),
+        (None, {"max_steps": 4}, 4),
+    ],
+)
+def test_the_number_of_steps_is_known_to_a_module_that_asks(ranks, limit, arguments, steps):
+    """The rank with the most rows has 5 batches in each of 3 epochs."""
+
+    def configure_optimizers(module):
+        assert module.trainer.estimated_stepping_batches == steps
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+        return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+
+    module = line_module()
+    type(module).configure_optimizers = configure_optimizers
+    outcome = trained(ranks, fit_of(module, epochs=3, train_steps=limit, arguments=arguments), line(20), line(8))
+    assert losses(outcome)[-1] <= losses(outcome)[0]
+
+
+def averaging(kind, rate):
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    if kind == "stochastic":
+        return callbacks.StochasticWeightAveraging(swa_lrs=rate, swa_epoch_start=2, annealing_epochs=1)
+    if not hasattr(callbacks, "EMAWeightAveraging"):
+        pytest.skip("this Lightning has no EMAWeightAveraging")
+    return callbacks.EMAWeightAveraging(decay=0.5)
+
+
+@pytest.mark.parametrize("kind", ["stochastic", "exponential"])
+def test_averages_of_weights_are_the_result(pools, kind):
+    """Also where an epoch is kept for its validation. One rank with twice the rate takes the steps of two ranks."""
+
+    def averaged(size, shard):
+        factor = 2 / size
+        callbacks = [averaging(kind, 0.01 * factor)]
+        fit = fit_of(line_module(rate=0.05 * factor), epochs=5, callbacks=callbacks)
+        return trained(pools(size), fit, *[shard] * size)
+
+    kept = averaged(2, line(4, validation=line(4)))
+    assert weight(kept) == pytest.approx(weight(averaged(2, line(4))))
+    assert weight(kept) == pytest.approx(weight(averaged(1, line(4))))
+    raw = trained(pools(2), fit_of(line_module(rate=0.05), epochs=5), line(4), line(4))
+    assert abs(weight(kept) - weight(raw)) > 0.01
+    assert (kept["best_epoch"], len(kept["history"])) == (4, 5)
