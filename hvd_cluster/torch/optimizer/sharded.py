@@ -113,8 +113,8 @@ class ShardedOptimizer(HookedOptimizer):
             if parameter._version != version:
                 self._has_warned_of_change = True
                 logger.warning(
-                    "the parameter %r was changed in place between two steps, and all ranks of this host share it. It is "
-                    "right for values that all ranks set alike, wrong for p.mul_(0.5), which counts once for each rank. "
+                    "the parameter %r was changed in place between two steps, and all ranks of this host share it. "
+                    "That is right for values that all ranks set alike; p.mul_(0.5) would count once for each rank. "
                     'sharded="rank" gives each rank its own. This is said once',
                     self._parameter_names[parameter],
                 )
