@@ -60,12 +60,11 @@ def is_element_wise(kind: type[torch.optim.Optimizer]) -> bool:
     return bool(vars(kind).get(DECLARATION, kind in ELEMENT_WISE))
 
 
-def check(optimizer: torch.optim.Optimizer) -> None:
-    """InvalidRequestError for an optimizer, or a parameter, that cannot be sharded."""
+def check(optimizer: torch.optim.Optimizer, own: type[torch.optim.Optimizer]) -> None:
+    """InvalidRequestError for an optimizer of the class ``own``, or a parameter, that cannot be sharded."""
     for kind, reason in REFUSED.items():
         if isinstance(optimizer, kind):
             raise InvalidRequestError(f"{kind.__name__} {reason}, so it cannot be sharded; leave out sharded")
-    own = type(optimizer)
     if own not in ELEMENT_WISE | WHOLE and DECLARATION not in vars(own):
         logger.warning(
             "%s is not known: with sharded each rank gives it some of the parameters, so it must update each parameter "

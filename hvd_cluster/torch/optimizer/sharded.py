@@ -48,7 +48,7 @@ class ShardedOptimizer(HookedOptimizer):
 
     @override
     def _distribute(self, names: Names, passes: int, options: Any) -> None:
-        check(self)
+        check(self, self._kind)
         self._shard, self._is_spread = None, False
         self._follows_combination = self._has_warned_of_change = False
         self._versions: list[int] = []

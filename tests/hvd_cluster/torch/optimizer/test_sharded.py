@@ -13,6 +13,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives.api import HorovodInternalError, InvalidRequestError, RefusedCallError
 from hvd_cluster.ops import objects
+from hvd_cluster.torch.optimizer import shard
 from hvd_cluster.torch.optimizer.shard import ELEMENT_WISE, is_element_wise
 from tests.checks import each_check
 from tests.hvd_cluster.torch.training import assert_identical_everywhere, data, flat, loss_of, own
@@ -115,6 +116,10 @@ class Declared(torch.optim.SGD):
 def check_classes_of_the_user():
     assert not is_element_wise(Norms)
     assert is_element_wise(Declared)
+    for kind, warnings_of in ((Norms, 1), (Declared, 0), (torch.optim.SGD, 0), (torch.optim.Adafactor, 0)):
+        with mock.patch.object(shard.logger, "warning") as warning:
+            wrapped(build(), kind, True)
+        assert warning.call_count == warnings_of
     for kind in (Norms, Declared):
         assert_same_training(lambda parameters, kind=kind: kind(parameters, lr=0.01, momentum=0.9))
 
