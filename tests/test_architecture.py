@@ -231,7 +231,8 @@ def test_a_cluster_is_known_in_its_own_folder_only(cluster):
 def test_a_framework_is_known_in_its_own_binding_only():
     """Rooms beside a binding serve all bindings. A Shard makes the data set of a framework when it is asked for one."""
     frameworks = [each for each in _imports() if each.layer == "hvd_cluster" and each.top in FRAMEWORKS]
-    homes = ("hvd_cluster", "hvd_cluster/spark")  # an estimator of Spark for a framework has a folder of its name
+    # What is for one framework on a cluster, such as an estimator, has a folder of its name.
+    homes = ("hvd_cluster", "hvd_cluster/spark", "hvd_cluster/ray")
     others = {
         "torch": ("hvd_cluster/lightning/", "hvd_cluster/spark/lightning/")
     }  # Lightning is a part of torch's world
@@ -540,8 +541,10 @@ SURFACE = {
         "broadcast_optimizer_state",
         "broadcast_parameters",
         "check_extension",
+        "clip_grad_norm_",
         "count_samples",
         "elastic",
+        "full_state_dict",
         "grouped_allgather",
         "grouped_allgather_async",
         "grouped_allreduce",

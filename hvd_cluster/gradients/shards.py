@@ -18,7 +18,7 @@ So the numbers that a kernel computes one by one, at the end of its memory, are 
 """
 
 
-class Part(NamedTuple):
+class ByteRange(NamedTuple):
     """The bytes ``start`` to ``stop`` of the parameter of this ``number``, in the order of its memory."""
 
     number: int
@@ -42,11 +42,11 @@ class Layout:
         """The size of the piece of memory."""
         return self.bounds[-1]
 
-    def parts(self, position: int) -> list[Part]:
+    def parts(self, position: int) -> list[ByteRange]:
         """The parts of the rank at ``position``, in the order of the parameters; none is empty."""
         low, high = self.bounds[position], self.bounds[position + 1]
         parts = [
-            Part(index, max(low - offset, 0), min(high - offset, size))
+            ByteRange(index, max(low - offset, 0), min(high - offset, size))
             for index, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True))
         ]
         return [part for part in parts if part.start < part.stop]

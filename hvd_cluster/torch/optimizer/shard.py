@@ -94,7 +94,7 @@ def in_row(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-class Piece(NamedTuple):
+class ParameterPart(NamedTuple):
     """The elements ``start`` to ``stop`` of ``parameter``, which are ``tensor``: the parameter itself, or a row.
 
     ``strides`` are those of the parameter.
@@ -135,7 +135,7 @@ class Piece(NamedTuple):
         return tensor.detach() if self.is_whole else in_row(tensor, self.strides)[self.start : self.stop]
 
 
-class Shard:
+class ParameterShard:
     """The ``pieces`` of the rank at ``position`` of ``process_set``, and the memory of all ``parameters``.
 
     A collective: all members make theirs at the same time. ``place``: "host" for memory that they share, "rank" for
@@ -192,13 +192,13 @@ class Shard:
         if self.is_shared:
             _on_host[parameter] = parameter.data_ptr()
 
-    def _piece(self, number: int, start: int, stop: int) -> Piece:
+    def _piece(self, number: int, start: int, stop: int) -> ParameterPart:
         parameter = self.parameters[number]
         size = parameter.element_size()
         start, stop = start // size, stop // size
         is_whole = stop - start == parameter.numel()
         tensor = parameter if is_whole else self._rows[number][start:stop].requires_grad_()
-        return Piece(parameter, start, stop, tensor, self._strides[number])
+        return ParameterPart(parameter, start, stop, tensor, self._strides[number])
 
     @property
     def engine(self) -> Engine | None:
@@ -353,12 +353,12 @@ def require_shapes(state: Any, parameter: torch.Tensor, name: str) -> None:
             )
 
 
-def cut_state(state: Any, piece: Piece) -> Any:
+def cut_state(state: Any, piece: ParameterPart) -> Any:
     """The part of the ``state`` of a parameter that belongs to ``piece``: tensors of its shape are cut."""
     return state if piece.is_whole else {key: _cut_value(value, piece) for key, value in state.items()}
 
 
-def _cut_value(value: Any, piece: Piece) -> Any:
+def _cut_value(value: Any, piece: ParameterPart) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return piece.part_of(value).clone() if value.shape == piece.parameter.shape else value.clone()

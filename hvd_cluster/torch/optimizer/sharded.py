@@ -19,8 +19,8 @@ from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 from hvd_cluster.torch.optimizer.inventory import Names
 from hvd_cluster.torch.optimizer.shard import (
     NAME,
-    Piece,
-    Shard,
+    ParameterPart,
+    ParameterShard,
     StatePart,
     check,
     cut_state,
@@ -43,7 +43,7 @@ class ShardedOptimizer(HookedOptimizer):
     the optimizer as keys before the first step, and after that the pieces of this rank.
     """
 
-    _shard: Shard | None
+    _shard: ParameterShard | None
     _is_spread: bool
 
     @override
@@ -106,7 +106,7 @@ class ShardedOptimizer(HookedOptimizer):
         for hook in list(hooks.values()):
             hook(self, (self,), {})
 
-    def _warn_of_change(self, shard: Shard) -> None:
+    def _warn_of_change(self, shard: ParameterShard) -> None:
         if not shard.is_shared or self._has_warned_of_change or len(self._versions) != len(shard.parameters):
             return
         for parameter, version in zip(shard.parameters, self._versions, strict=True):
@@ -136,17 +136,17 @@ class ShardedOptimizer(HookedOptimizer):
 
     # The shard.
 
-    def _present_shard(self) -> Shard:
+    def _present_shard(self) -> ParameterShard:
         """The shard of the parameters that the optimizer has now; a collective if it is another one than before."""
         parameters, shard = self._parameters(), self._shard
         if shard is None or shard.engine is not basics.engine() or not shard.holds(parameters):
             self.unite()
             names, options = self._parameter_names, self._options
-            shard = Shard(parameters, names, is_element_wise(self._kind), options.sharded, options.process_set)
+            shard = ParameterShard(parameters, names, is_element_wise(self._kind), options.sharded, options.process_set)
             self._shard = shard
         return shard
 
-    def _take_state(self, shard: Shard) -> None:
+    def _take_state(self, shard: ParameterShard) -> None:
         """Keep this rank's part of the state that has parameters as keys; empty ones came by a look at ``state``."""
         whole = shard.whole if self._is_spread else ()
         given = [each for each in shard.parameters if each in self.state and each not in whole]
@@ -154,7 +154,7 @@ class ShardedOptimizer(HookedOptimizer):
         if not given:
             return
         self._require_shapes()
-        pieces: dict[torch.Tensor, list[Piece]] = defaultdict(list)
+        pieces: dict[torch.Tensor, list[ParameterPart]] = defaultdict(list)
         for piece in shard.pieces:
             pieces[piece.parameter].append(piece)
         for parameter in given:
@@ -173,7 +173,7 @@ class ShardedOptimizer(HookedOptimizer):
         return kind
 
     @contextmanager
-    def _reduced_to(self, shard: Shard) -> Iterator[None]:
+    def _reduced_to(self, shard: ParameterShard) -> Iterator[None]:
         """Inside, the parameters of the optimizer are the pieces of ``shard``, and it has no hooks."""
         groups = self.param_groups
         hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
@@ -295,7 +295,7 @@ class ShardedOptimizer(HookedOptimizer):
             raise
 
 
-def _reduced(group: dict[str, Any], pieces: Mapping[torch.Tensor, Piece]) -> dict[str, Any]:
+def _reduced(group: dict[str, Any], pieces: Mapping[torch.Tensor, ParameterPart]) -> dict[str, Any]:
     """``group`` with the parts in ``pieces``; those of a parameter, such as its name, go with it."""
     places = [place for place, parameter in enumerate(group["params"]) if parameter in pieces]
     lists = {key: [group[key][place] for place in places] for key in LISTS if key in group}

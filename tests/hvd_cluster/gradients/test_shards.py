@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_cluster.gradients.shards import ALIGNMENT, Part, cut, deal
+from hvd_cluster.gradients.shards import ALIGNMENT, ByteRange, cut, deal
 
 SIZES = st.lists(st.integers(0, 5 * ALIGNMENT), max_size=8)
 
@@ -37,8 +37,8 @@ def test_equal_parts_differ_by_one_block_at_most(sizes, ranks):
 def test_whole_parameters_are_not_cut_and_the_largest_come_first():
     layout = deal([300, 1000, 2000, 900], 2)
     assert [layout.parts(rank) for rank in range(2)] == [
-        [Part(0, 0, 300), Part(2, 0, 2000)],
-        [Part(1, 0, 1000), Part(3, 0, 900)],
+        [ByteRange(0, 0, 300), ByteRange(2, 0, 2000)],
+        [ByteRange(1, 0, 1000), ByteRange(3, 0, 900)],
     ]
 
 

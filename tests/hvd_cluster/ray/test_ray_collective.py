@@ -10,9 +10,9 @@ SIZE = 2
 
 class Actor:
     def __init__(self):
-        import hvd_cluster.ray.collective
+        import hvd_cluster.ray.torch
 
-        assert hvd_cluster.ray.collective
+        assert hvd_cluster.ray.torch
 
     def join(self, rank, name):
         from ray.util import collective
@@ -90,9 +90,9 @@ def test_actors_that_join_a_group(actors):
 def test_a_driver_that_declares_a_group(actors):
     from ray.util import collective
 
-    import hvd_cluster.ray.collective
+    import hvd_cluster.ray.torch
 
-    assert hvd_cluster.ray.collective.HvdGroup.backend() == "HVD"
+    assert hvd_cluster.ray.torch.HvdGroup.backend() == "HVD"
     collective.create_collective_group(actors, SIZE, [0, 1], "HVD", "two")
     assert on_all(actors, "run", "two") == [(0, SIZE), (1, SIZE)]
     on_all(actors, "leave", "two", ranks=False)

@@ -1,8 +1,8 @@
-"""The engine as a backend of ``ray.util.collective``: ``import hvd_cluster.ray.collective`` registers "HVD".
+"""The backend "HVD" of ``ray.util.collective``, for tensors of torch, and for arrays of NumPy that can be written.
 
-The driver imports it, and each actor does before its first collective. Then
+The driver imports this, and each actor does before its first collective. Then
 ``init_collective_group(size, rank, "HVD", name)`` and ``create_collective_group(actors, size, ranks, "HVD", name)``
-work as with "GLOO". Tensors are those of torch, and arrays of NumPy that can be written.
+work as with "GLOO".
 """
 
 from __future__ import annotations
