@@ -230,9 +230,17 @@ class ParameterShard:
         self._move(number)
         return True
 
-    def meet(self) -> None:
-        """Wait until all members are here. HorovodInternalError if one has joined."""
-        self._gather(torch.zeros(1, dtype=torch.uint8), None, self._process_set.size() or 1)
+    READY = f"{NAME}.ready"
+    """The name of the call of :meth:`meet` before an update."""
+
+    def meet(self, name: str) -> None:
+        """Wait until all members have made the call of this ``name``. HorovodInternalError if one has joined."""
+        self._gather(name, torch.zeros(1, dtype=torch.uint8), None, self._process_set.size() or 1)
+
+    @property
+    def name_of_end(self) -> str:
+        """The name of the collective by which :meth:`publish` ends a step."""
+        return f"{NAME}.updated" if self.is_shared else NAME
 
     def publish(self) -> None:
         """Wait until all members have updated their parts, and get those that lie elsewhere.
@@ -240,12 +248,12 @@ class ParameterShard:
         HorovodInternalError if a member has joined: then nobody has updated its part.
         """
         if self.is_shared:
-            self.meet()
+            self.meet(self.name_of_end)
         else:
-            self._gather(self._own.clone(), self._memory, self._layout.nbytes)
+            self._gather(self.name_of_end, self._own.clone(), self._memory, self._layout.nbytes)
         increment_version(self.parameters)
 
-    def _gather(self, own: torch.Tensor, memory: torch.Tensor | None, expected: int) -> None:
+    def _gather(self, name: str, own: torch.Tensor, memory: torch.Tensor | None, expected: int) -> None:
         """Into ``memory``, if there is one, and if the bytes are as many as ``expected``."""
         received = [0]
 
@@ -254,7 +262,7 @@ class ParameterShard:
             fits = memory is not None and shape[0] == expected
             return to_buffer(memory if memory is not None and fits else own.new_empty(shape))
 
-        submit(Operation.ALLGATHER, to_buffer(own), destination, NAME, self._process_set, wait=True).outcome()
+        submit(Operation.ALLGATHER, to_buffer(own), destination, name, self._process_set, wait=True).outcome()
         if received[0] != expected:
             raise HorovodInternalError(
                 "a rank has called join(), so its part of the sharded parameters was not updated in this step; let all "

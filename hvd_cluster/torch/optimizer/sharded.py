@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from collectives import InvalidRequestError, Operation, override
+from collectives import HorovodInternalError, InvalidRequestError, Operation, override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object, described, gather_object
 from hvd_cluster.ops.refusals import refuse
@@ -84,17 +84,22 @@ class ShardedOptimizer(HookedOptimizer):
             self._own_parts()  # an error, if there is state of an earlier world
             return super()._update(closure)
         shard = self._present_shard()
-        if shard.is_shared and not self._follows_combination:
-            shard.meet()  # the script of another rank may still read its parameters
+        meets = shard.is_shared and bool(self._optimizer_step_pre_hooks or not self._follows_combination)
+        next_call = shard.READY if meets else shard.name_of_end
         try:
             self._warn_of_change(shard)
             self._run_hooks(self._optimizer_step_pre_hooks)
+            if meets:
+                shard.meet(next_call)  # the script of another rank may still read its parameters
+            next_call = shard.name_of_end
             self._take_state(shard)
             with self._reduced_to(shard):
                 result = super()._update(closure)
+        except HorovodInternalError:
+            raise
         except Exception as error:
             problem = InvalidRequestError(f"the step of this rank failed ({described(error)})")
-            refuse(problem, Operation.ALLGATHER, NAME, self._options.process_set, None)
+            refuse(problem, Operation.ALLGATHER, next_call, self._options.process_set, None)
             raise
         shard.publish()
         self._versions = [parameter._version for parameter in shard.parameters]

@@ -376,6 +376,25 @@ def check_a_step_that_fails_on_one_rank():
         del optimizer
 
 
+def check_a_hook_that_fails_on_one_rank():
+    def fail(*_):
+        if hvd.rank() == hvd.size() - 1:
+            raise ArithmeticError("on purpose")
+
+    for place in PLACES if hvd.size() > 1 else ():
+        model = build()
+        optimizer = wrapped(model, momentum, place)
+        train(model, optimizer, range(1))
+        hook = optimizer.register_step_pre_hook(fail)
+        backward(model, optimizer, 1)
+        with pytest.raises((ArithmeticError, RefusedCallError), match="on purpose"):
+            optimizer.step()
+        hook.remove()
+        train(model, optimizer, range(2, 3))
+        assert_identical_everywhere(model)
+        del optimizer
+
+
 def check_bad_input():
     model = build()
     bad = {
