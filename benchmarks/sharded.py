@@ -82,7 +82,7 @@ def _optimizers() -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 def _sides(side: str, model: Any, optimizer: str) -> tuple[Any, Any]:
-    """What computes, and what steps."""
+    """The model and the optimizer of a side."""
     import torch
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
