@@ -231,7 +231,7 @@ def test_a_cluster_is_known_in_its_own_folder_only(cluster):
 def test_a_framework_is_known_in_its_own_binding_only():
     """Rooms beside a binding serve all bindings. A Shard makes the data set of a framework when it is asked for one."""
     frameworks = [each for each in _imports() if each.layer == "hvd_cluster" and each.top in FRAMEWORKS]
-    # What is for one framework on a cluster, such as an estimator, has a folder of its name.
+    # The part of a cluster for one framework, such as an estimator, has a folder of its name.
     homes = ("hvd_cluster", "hvd_cluster/spark", "hvd_cluster/ray")
     others = {
         "torch": ("hvd_cluster/lightning/", "hvd_cluster/spark/lightning/")

@@ -32,7 +32,7 @@ from hvd_cluster.torch.optimizer.shard import (
 
 State = dict[Any, Any]
 LISTS = ("params", "param_names")
-"""What a group has for each of its parameters."""
+"""The lists of a group that have an entry for each parameter."""
 logger = logging.getLogger(__name__)
 
 
@@ -200,7 +200,7 @@ class ShardedOptimizer(HookedOptimizer):
     # The state of all.
 
     def _own_parts(self) -> list[StatePart]:
-        """What this rank has of the state; InvalidRequestError if the other ranks with the rest are gone."""
+        """The parts of the state on this rank; InvalidRequestError if the other ranks with the rest are gone."""
         shard = self._shard
         if shard is None or not self._is_spread:
             return []
