@@ -205,6 +205,12 @@ def agreed_names(model: Model, known: Callable[[], Collection[Model]], process_s
     return meeting.compare(model, known, process_set)
 
 
+def can_overlap(process_set: ProcessSet) -> bool:
+    """Whether some rank has a core on which gradients travel during backward. All ranks call it, and get one answer."""
+    patience = np.array([basics.engine().patient])
+    return not run(Operation.ALLGATHER, gathered, patience, f"{NAME}.cores", process_set).all()
+
+
 class Comparison:
     """That of one owner of a list of tensors, once in a world. For one thread."""
 

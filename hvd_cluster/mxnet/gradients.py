@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from collectives import Operation, ReduceOp, override
-from hvd_cluster.comparison.meeting import Comparison
+from hvd_cluster.comparison.meeting import Comparison, can_overlap
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.buckets import chunks
@@ -49,8 +49,8 @@ class Compression:
 class GradientExchange:
     """Averages gradients over the ranks, in place, without a wait: the update waits for them, as for backward.
 
-    Each gradient travels on its own, the first one with the highest priority, or in ``num_groups`` groups. Where no
-    core is left for the engine, all set out together.
+    They travel in ``num_groups`` groups, or each on its own, the first one with the highest priority: so they overlap
+    with backward. Where no rank has a core left for that, those of a trainer without a prefix are one group.
     """
 
     def __init__(
@@ -64,12 +64,14 @@ class GradientExchange:
         check(self._options)
         self._prefix = f"gradient.{prefix}"
         self._comparison = None if prefix else Comparison(process_set)
+        self._overlaps = True
 
     def compare(self, parameters: Sequence[Any]) -> None:
         """The ranks compare ``parameters``, once in a world; not with a prefix: such trainers step in any order."""
         if self._comparison is not None and not self._comparison.is_over:
             with calling(Operation.ALLGATHER, "models", self._options.process_set):
                 self._comparison.run([(each.name, each) for each in parameters])
+                self._overlaps = can_overlap(self._options.process_set)
 
     def combine(self, gradients: Sequence[tuple[Any, Array]]) -> None:
         """Overwrite gradients, each with the index of its parameter, by their averages."""
@@ -77,8 +79,9 @@ class GradientExchange:
         if not process_set.included() or process_set.size() == 1:
             return
         dense = [pair for pair in gradients if not is_sparse(pair[1])]
+        groups = chunks(dense, self._groups or (max(1, len(dense)) if self._overlaps else 1))
         with CallBatch() as batch:
-            for place, pairs in enumerate(chunks(dense, self._groups or max(1, len(dense)))):
+            for place, pairs in enumerate(groups):
                 self._send(pairs, -place, batch if basics.engine().patient else None)
         for index, gradient in [pair for pair in gradients if is_sparse(pair[1])]:
             with calling(Operation.ALLREDUCE, f"{self._prefix}{index}", process_set) as label:
@@ -86,14 +89,12 @@ class GradientExchange:
 
     def _send(self, pairs: Sequence[tuple[Any, Array]], priority: int, batch: CallBatch | None) -> None:
         indices, gradients = [index for index, _ in pairs], [gradient for _, gradient in pairs]
-        is_alone, compression = not self._groups, self._options.compression
+        is_alone, options = self._overlaps and not self._groups, self._options
         name = self._prefix + (f"{indices[0]}" if is_alone else f"{indices[0]}:{indices[-1]}")
-        with calling(Operation.ALLREDUCE, name, self._options.process_set, None if is_alone else gradients) as label:
-            small = [compressed(compression, gradient) for gradient in gradients]
-            arrays = [array for array, _ in small]
-            how = self._options.reduction
-            where = self._options.process_set
-            NodeCall(Operation.ALLREDUCE, arrays, label, where, how, is_alone, batch=batch).push(priority)
+        with calling(Operation.ALLREDUCE, name, options.process_set, None if is_alone else gradients) as label:
+            small = [compressed(options.compression, gradient) for gradient in gradients]
+            arrays, how = [array for array, _ in small], (options.process_set, options.reduction, is_alone)
+            NodeCall(Operation.ALLREDUCE, arrays, label, *how, batch=batch).push(priority)
             for gradient, (array, context) in zip(gradients, small, strict=True):
                 if array is not gradient:
-                    gradient[:] = compression.decompress(array, context)
+                    gradient[:] = options.compression.decompress(array, context)

@@ -11,6 +11,9 @@ from hvd_cluster.core import basics
 from tests.hvd_cluster.mxnet.pool import load
 
 mx, hvd = load()
+from hvd_cluster.mxnet.nodes import NodeCall  # noqa: E402 - load() skips these tests where there is no MXNet
+
+PENDING = "hvd_cluster.mxnet.gradients.NodeCall"
 
 
 def net_of(kind="dense"):
@@ -316,6 +319,35 @@ def check_other_models():
     with pytest.raises(mx.MXNetError, match=differ):
         step(*[(2,)] * (2 + rank))
     assert step((1,), (3,)) == [-1.5]
+
+
+def check_what_travels_together(cores_to_spare, expected):
+    """Gradients overlap with backward if some rank has a core for that; all ranks do the same."""
+    parameters = [mx.gluon.Parameter(name, shape=(2,)) for name in "abc"]
+    for parameter in parameters:
+        parameter.initialize(mx.init.Zero())
+    trainer = hvd.DistributedTrainer(parameters, "sgd", {"learning_rate": 1.0})
+    patient = not cores_to_spare[hvd.rank()]
+    with mock.patch.object(type(basics.engine()), "patient", patient), mock.patch(PENDING, wraps=NodeCall) as calls:
+        for _ in range(2):
+            with mx.autograd.record():
+                loss = sum((each.data() * (hvd.rank() + 1)).sum() for each in parameters)
+            loss.backward()
+            trainer.step(1)
+        mx.nd.waitall()
+    assert [call.args[2] for call in calls.call_args_list] == expected * 2
+    assert [each.data().asnumpy()[0] for each in parameters] == [-3.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("cores_to_spare", "expected"),
+    [
+        ((False, False), ["gradient.0:2"]),
+        ((True, False), ["gradient.0", "gradient.1", "gradient.2"]),
+    ],
+)
+def test_what_travels_together(two, cores_to_spare, expected):
+    two.run(check_what_travels_together, cores_to_spare, expected)
 
 
 @pytest.mark.parametrize("patient", [True, False])
