@@ -59,12 +59,11 @@ class GradientExchange:
         """InvalidRequestError, a ValueError, for arguments that do not go together; NotInitializedError before init."""
         require_compressor(compression)
         as_groups(num_groups or None, 0, object)
-        self._groups = num_groups
+        self._groups, self._overlaps = num_groups, True
         self._options = Options(compression, ReduceOp.AVERAGE, predivide_factor, None, False, process_set)
         check(self._options)
         self._prefix = f"gradient.{prefix}"
         self._comparison = None if prefix else Comparison(process_set)
-        self._overlaps = True
 
     def compare(self, parameters: Sequence[Any]) -> None:
         """The ranks compare ``parameters``, once in a world; not with a prefix: such trainers step in any order."""
