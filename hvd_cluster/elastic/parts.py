@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -38,6 +38,23 @@ class Part(ABC):
 
     def put_heavy(self, heavy: Any) -> None:
         """Go back to a result of :meth:`heavy`."""
+        return
+
+    def secure(self) -> None:
+        """Keep what only this rank has where others find it, for the copy that follows. A collective, if it does so."""
+        return
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this rank has all heavy values, and needs no copy to go on without another rank."""
+        return True
+
+    def included(self) -> Sequence[object]:
+        """The objects of other parts, such as parameters, whose values are in the next :meth:`heavy` of this one."""
+        return ()
+
+    def leave_out(self, included: Sequence[object]) -> None:
+        """Copy none of these objects in the next :meth:`heavy`."""
         return
 
     def versions(self) -> int:

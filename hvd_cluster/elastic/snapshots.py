@@ -52,7 +52,11 @@ class Snapshots:
     def is_exact(self) -> bool:
         """Whether the present state is that of the last commit, but for light values, which it has."""
         now = self._marks()
-        return not self.is_broken and self._cycle.is_untouched(now)
+        return not self.is_broken and self._is_complete and self._cycle.is_untouched(now)
+
+    @property
+    def _is_complete(self) -> bool:
+        return all(part.is_complete for part in self._parts().values())
 
     def lacks_copy(self, commit: int) -> bool:
         """Whether a full copy must be made when ``commit`` comes from a sync."""
@@ -91,12 +95,18 @@ class Snapshots:
         self._cycle = Cycle(self._marks())
 
     def close_cycle(self, full: bool) -> None:
-        """The next commit: the present state. With a copy if ``full``, or if it may be needed."""
+        """The next commit: the present state. With a copy if ``full``, or if it may be needed.
+
+        Raises the errors of :meth:`Part.secure` and :meth:`Part.light`; nothing changes then.
+        """
+        for part in self._parts().values():
+            part.secure()
         now = self._marks()
         survives = all(part.survives for part in self._parts().values())
         self.is_unsafe = not (survives and self._cycle.is_safe(now))
         is_copied = self._cycle.is_untouched(now) and self.copied == self.commit
-        self.record(self.commit + 1, full or self._needs_copy(self.commit + 1))
+        is_needed = not self._is_complete or self._needs_copy(self.commit + 1)
+        self.record(self.commit + 1, full or is_needed)
         if is_copied and self._copy is not None:  # that of the commit before has the same heavy values
             self._copy = replace(self._copy, commit=self.commit, light=self._light, at=time.perf_counter())
 
@@ -121,6 +131,9 @@ class Snapshots:
     def _make_copy(self, parts: Mapping[str, Part], light: Mapping[str, Any]) -> None:
         earlier, self._copy = {} if self._copy is None else self._copy.heavy, None
         begin = time.perf_counter()
+        included = [each for part in parts.values() for each in part.included()]
+        for part in parts.values():
+            part.leave_out(included)
         heavy = {name: part.heavy(earlier.get(name)) for name, part in parts.items()}
         now = time.perf_counter()
         self._copy = _Copy(self.commit, light, heavy, now, now - begin)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from collectives import InvalidRequestError, override
+from collectives import override
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.ops.structures import mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvd_cluster.torch.optimizer.inventory import parameter_groups
+from hvd_cluster.torch.optimizer.shard import own_memory
 from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 from hvd_cluster.torch.optimizer.transfers import is_shared
 
@@ -23,6 +24,10 @@ class ModelStateHandler(SnapshotHandler):
     """For modules: parameters are heavy; buffers and other values of the state dict are light."""
 
     value: torch.nn.Module
+
+    def __init__(self, value: torch.nn.Module) -> None:
+        super().__init__(value)
+        self._left_out: set[str] = set()
 
     @override
     def light(self) -> dict[str, Any]:
@@ -35,16 +40,26 @@ class ModelStateHandler(SnapshotHandler):
             self.value.load_state_dict(copy.deepcopy(light), strict=False)
 
     @override
-    def heavy(self, earlier: list[torch.Tensor] | None) -> list[torch.Tensor]:
-        tensors = [parameter.detach() for parameter in self.value.parameters()]
+    def leave_out(self, included: Sequence[object]) -> None:
+        numbers = set(map(id, included))
+        self._left_out = {name for name, each in self.value.named_parameters() if id(each) in numbers}
+
+    @override
+    def heavy(self, earlier: dict[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+        """By name; without the parameters that are parts of a sharded optimizer, whose copy has them."""
+        tensors = {name: each.detach() for name, each in self.value.named_parameters() if name not in self._left_out}
         if earlier is None or not _fit(earlier, tensors):
-            return [tensor.clone() for tensor in tensors]
-        torch._foreach_copy_(earlier, tensors)
+            return {name: tensor.clone() for name, tensor in tensors.items()}
+        if tensors:
+            torch._foreach_copy_(list(earlier.values()), list(tensors.values()))
         return earlier
 
     @override
-    def put_heavy(self, heavy: list[torch.Tensor]) -> None:
-        torch._foreach_copy_([parameter.detach() for parameter in self.value.parameters()], heavy)
+    def put_heavy(self, heavy: dict[str, torch.Tensor]) -> None:
+        own_memory(self.value.parameters())  # ranks that share it may still be in another step
+        parameters = dict(self.value.named_parameters())
+        if heavy:
+            torch._foreach_copy_([parameters[name].detach() for name in heavy], list(heavy.values()))
 
     @override
     def versions(self) -> int:
@@ -73,13 +88,15 @@ class OptimizerStateHandler(SnapshotHandler):
 
     value: torch.optim.Optimizer
 
-    def __init__(self, value: torch.optim.Optimizer) -> None:
-        if isinstance(value, ShardedOptimizer):
-            raise InvalidRequestError(
-                "a sharded optimizer cannot be in the state of an elastic job: the part of a lost rank would be lost; "
-                "leave out sharded"
-            )
-        super().__init__(value)
+    @override
+    def secure(self) -> None:
+        if isinstance(self.value, ShardedOptimizer):
+            self.value.keep_parts()
+
+    @property
+    @override
+    def is_complete(self) -> bool:
+        return not (isinstance(self.value, ShardedOptimizer) and self.value.is_spread)
 
     @override
     def light(self) -> list[dict[str, Any]]:
@@ -94,14 +111,26 @@ class OptimizerStateHandler(SnapshotHandler):
             group.update(saved)
 
     @override
-    def heavy(self, earlier: dict[Any, Any] | None) -> dict[Any, Any]:
-        earlier = earlier or {}
+    def included(self) -> Sequence[object]:
+        return (
+            self.value.kept_state.included if isinstance(self.value, ShardedOptimizer) and self.value.is_spread else ()
+        )
+
+    @override
+    def heavy(self, earlier: Any) -> Any:
+        """The state of each parameter; of a sharded optimizer, the copy that :meth:`secure` has kept for all ranks."""
+        if isinstance(self.value, ShardedOptimizer) and self.value.is_spread:
+            return self.value.kept_state
+        earlier = earlier if isinstance(earlier, dict) else {}
         return {key: _copied(state, earlier.get(key)) for key, state in self.value.state.items()}
 
     @override
-    def put_heavy(self, heavy: dict[Any, Any]) -> None:
+    def put_heavy(self, heavy: Any) -> None:
+        if isinstance(self.value, ShardedOptimizer):
+            self.value.release()
+        state = heavy if isinstance(heavy, dict) else heavy.restored()
         self.value.state.clear()
-        self.value.state.update({key: mapped(state, _cloned) for key, state in heavy.items()})
+        self.value.state.update({key: mapped(each, _cloned) for key, each in state.items()})
 
     @override
     def layout(self) -> list[tuple[str, str]]:
@@ -125,6 +154,8 @@ class OptimizerStateHandler(SnapshotHandler):
         discard = getattr(self.value, "_discard", None)
         if discard is not None:
             discard()
+        if isinstance(self.value, ShardedOptimizer):
+            self.value.unshare_parameters()  # a rank that was left behind may still write there
         for group in parameter_groups(self.value):
             _drop_gradients(group)
 
@@ -133,8 +164,8 @@ def _description(parameter: torch.Tensor) -> str:
     return f"{parameter.dtype} {tuple(parameter.shape)}".removeprefix("torch.")
 
 
-def _fit(copies: list[torch.Tensor], tensors: list[torch.Tensor]) -> bool:
-    return len(copies) == len(tensors) and all(map(_fits, copies, tensors))
+def _fit(copies: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:
+    return list(copies) == list(tensors) and all(map(_fits, copies.values(), tensors.values()))
 
 
 def _fits(first: torch.Tensor, second: torch.Tensor) -> bool:

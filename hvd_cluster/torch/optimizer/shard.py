@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import operator
 import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -201,6 +203,19 @@ class ParameterShard:
         return ParameterPart(parameter, start, stop, tensor, self._strides[number])
 
     @property
+    def own_memory(self) -> torch.Tensor:
+        """The bytes of this rank's part, in host memory."""
+        return self._own.cpu()
+
+    @torch.no_grad()
+    def load(self, parts: Sequence[torch.Tensor]) -> None:
+        """Overwrite the parameters, wherever they lie now; ``parts`` are the bytes of all ranks."""
+        memory = torch.cat(list(parts))
+        for number, parameter in enumerate(self.parameters):
+            row = self._row(memory, number)
+            parameter.copy_(row.as_strided(parameter.shape, self._strides[number]))
+
+    @property
     def engine(self) -> Engine | None:
         """That of the world of its ranks, as long as it exists."""
         return self._engine()
@@ -370,6 +385,39 @@ def _cut_value(value: Any, piece: ParameterPart) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return piece.part_of(value).clone() if value.shape == piece.parameter.shape else value.clone()
+
+
+def joined_states(parameters: Sequence[torch.Tensor], gathered: Iterable[Iterable[StatePart]]) -> dict[Any, Any]:
+    """The state of each of ``parameters`` that has one, from the parts of all ranks."""
+    parts: dict[int, list[StatePart]] = defaultdict(list)
+    for part in [part for each in gathered for part in each]:
+        parts[part.number].append(part)
+    return {parameters[number]: joined_state(parameters[number], each) for number, each in sorted(parts.items())}
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """The bytes of a dense tensor, as pickle can leave them out."""
+
+    data: npt.NDArray[np.uint8]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def packed_tensor(leaf: Any) -> Any:
+    """A tensor in host memory, packed; any other ``leaf`` as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    strides = dense_strides(leaf)
+    return PackedTensor(in_row(leaf, strides).view(torch.uint8).numpy(), leaf.dtype, tuple(leaf.shape), strides)
+
+
+def unpacked_tensor(leaf: Any) -> Any:
+    """The opposite of :func:`packed_tensor`, in the same memory."""
+    if not isinstance(leaf, PackedTensor):
+        return leaf
+    return torch.from_numpy(leaf.data).view(leaf.dtype).as_strided(leaf.shape, leaf.strides)
 
 
 def joined_state(parameter: torch.Tensor, parts: Iterable[StatePart]) -> Any:

@@ -6,13 +6,15 @@ import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from copy import deepcopy
+from typing import Any, NamedTuple
 
 import torch
 
 from collectives import HorovodInternalError, InvalidRequestError, Operation, override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object, described, gather_object
+from hvd_cluster.ops.rank_copies import Kept, RankCopies
 from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
@@ -25,15 +27,40 @@ from hvd_cluster.torch.optimizer.shard import (
     check,
     cut_state,
     is_element_wise,
-    joined_state,
+    joined_states,
     own_memory,
+    packed_tensor,
     require_shapes,
+    unpacked_tensor,
 )
 
 State = dict[Any, Any]
 LISTS = ("params", "param_names")
 """The lists of a group that have an entry for each parameter."""
 logger = logging.getLogger(__name__)
+
+
+class KeptState(NamedTuple):
+    """A ``copy`` of the parts of ``shard`` on all ranks after so many ``steps``; ``others`` belong to no parameter.
+
+    It has the values of parameters, too, unless each rank has got all of them: ``included``.
+    """
+
+    steps: int
+    copy: Kept
+    shard: ParameterShard
+    others: State
+    included: Sequence[torch.Tensor]
+
+    def restored(self) -> State:
+        """Give the parameters that are included their values; the full state, by parameter.
+
+        Its memory may be overwritten later. The parameters lie in memory of this rank.
+        """
+        values = [mapped(each, unpacked_tensor) for each in self.copy.values()]
+        if self.included:
+            self.shard.load([memory for memory, _ in values])
+        return {**joined_states(self.shard.parameters, [parts for _, parts in values]), **self.others}
 
 
 class ShardedOptimizer(HookedOptimizer):
@@ -50,8 +77,11 @@ class ShardedOptimizer(HookedOptimizer):
     def _distribute(self, names: Names, passes: int, options: Any) -> None:
         check(self, self._kind)
         self._shard, self._is_spread = None, False
+        self._copies: RankCopies | None = None
+        self._kept: KeptState | None = None
         self._follows_combination = self._has_warned_of_change = False
         self._versions: list[int] = []
+        self._steps = 0
         super()._distribute(names, passes, options)
 
     @override
@@ -102,6 +132,7 @@ class ShardedOptimizer(HookedOptimizer):
             refuse(problem, Operation.ALLGATHER, next_call, self._options.process_set, None)
             raise
         shard.publish()
+        self._steps += 1
         self._versions = [parameter._version for parameter in shard.parameters]
         self._run_hooks(self._optimizer_step_post_hooks)
         return result
@@ -148,7 +179,7 @@ class ShardedOptimizer(HookedOptimizer):
             self.unite()
             names, options = self._parameter_names, self._options
             shard = ParameterShard(parameters, names, is_element_wise(self._kind), options.sharded, options.process_set)
-            self._shard = shard
+            self._shard, self._copies, self._versions = shard, None, []
         return shard
 
     def _take_state(self, shard: ParameterShard) -> None:
@@ -219,12 +250,10 @@ class ShardedOptimizer(HookedOptimizer):
     def _joined(self, gathered: Sequence[Sequence[StatePart]]) -> State:
         """The state by parameter; entries that belong to no parameter are those of this rank."""
         parameters = [] if self._shard is None else self._shard.parameters
-        parts: dict[int, list[StatePart]] = defaultdict(list)
-        for part in [part for each in gathered for part in each]:
-            parts[part.number].append(part)
-        others = {key: value for key, value in self.state.items() if not isinstance(key, torch.Tensor)}
-        joined = {parameters[number]: joined_state(parameters[number], each) for number, each in sorted(parts.items())}
-        return {**joined, **others}
+        return {**joined_states(parameters, gathered), **self._others()}
+
+    def _others(self) -> State:
+        return {key: value for key, value in self.state.items() if not isinstance(key, torch.Tensor)}
 
     def _gathered(self) -> Sequence[Sequence[StatePart]]:
         return allgather_object(self._own_parts(), f"{NAME}.state", self._options.process_set)
@@ -241,6 +270,42 @@ class ShardedOptimizer(HookedOptimizer):
         self.state.clear()
         self.state.update(state)
         self._is_spread = False
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether this rank has its part of the state only."""
+        return self._is_spread
+
+    def keep_parts(self) -> None:
+        """Keep a copy of the state where each rank finds all of it, also when others are lost: :attr:`kept_state`.
+
+        A collective if the state is spread, and has changed since the last call. Raises as ``RankCopies.keep``.
+        """
+        shard = self._shard
+        if shard is None or not self._is_spread or (self._kept is not None and self._kept.steps == self._steps):
+            return
+        if self._copies is None:
+            self._copies = RankCopies(f"{NAME}.copies", self._options.process_set)
+        copies = self._copies
+        memory = shard.own_memory if copies.is_shared else None
+        copy = copies.keep(mapped((memory, self._own_parts()), packed_tensor))
+        included = shard.parameters if memory is not None else ()
+        self._kept = KeptState(self._steps, copy, shard, deepcopy(self._others()), included)
+
+    @property
+    def kept_state(self) -> KeptState:
+        """The last copy of :meth:`keep_parts`."""
+        if self._kept is None:
+            raise InvalidRequestError(
+                "a sharded optimizer that has made steps has its state in parts; make the elastic state before the "
+                "first step, or call optimizer.load_state_dict(optimizer.state_dict()) on all ranks before"
+            )
+        return self._kept
+
+    def release(self) -> None:
+        """This rank is about to get the full state: end the present division, whatever other ranks have."""
+        self.unshare_parameters()
+        self._shard, self._copies, self._kept, self._is_spread = None, None, None, False
 
     def give_way(self, root_rank: int) -> None:
         """All ranks are about to take the state of ``root_rank``: let that rank have all of it. A collective."""
@@ -291,7 +356,7 @@ class ShardedOptimizer(HookedOptimizer):
         InvalidRequestError for that of another model, and the errors of the wrapped optimizer; then nothing changes.
         """
         before = self.state, [dict(group) for group in self.param_groups], self._is_spread
-        self.state, self._is_spread = defaultdict(dict), False
+        self.state, self._is_spread, self._kept = defaultdict(dict), False, None
         try:
             super().load_state_dict(state_dict)
             self._require_shapes()

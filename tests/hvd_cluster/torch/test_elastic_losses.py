@@ -3,11 +3,16 @@
 import hashlib
 import os
 import signal
+from contextlib import nullcontext
+from functools import partial
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 import hvd_cluster.torch as hvd
+from hvd_cluster.ops import rank_copies
 from hvd_cluster.torch.elastic.state import TorchState
 from tests.collectives.engine.job import until
 from tests.hvd_cluster.torch.training import build, flat, loss_of
@@ -43,13 +48,15 @@ def alone(steps):
     return flat(model)
 
 
-def new_state():
+def new_state(make=sgd, **options):
     model = build()
     model.register_buffer("calls", torch.zeros(2))
     if process():
         with torch.no_grad():
             model[0].weight.zero_()
-    return TorchState(model, hvd.DistributedOptimizer(sgd(model), model.named_parameters()), batch=0, log=[])
+    return TorchState(
+        model, hvd.DistributedOptimizer(make(model), model.named_parameters(), **options), batch=0, log=[]
+    )
 
 
 def digest(state):
@@ -65,7 +72,7 @@ def agreed_batch(state):
     return state.batch
 
 
-def live(worlds, cycle, batches):
+def live(worlds, cycle, batches, make_state=new_state):
     """As ``elastic.run`` does, with the ``worlds`` in which this process is, (round, rank, size).
 
     Returns the batches with which it went on in each, and the parameters at the end.
@@ -75,7 +82,7 @@ def live(worlds, cycle, batches):
     for world in worlds:
         go_to(*world)
         if state is None:
-            state = new_state()
+            state = make_state()
         else:
             state.on_reset()
         try:
@@ -198,8 +205,11 @@ def free_cycle(state, folder):
         (folder / str(hvd.size())).touch()
 
 
-@pytest.mark.parametrize("operations", ["shm", "tcp", "gloo"])
-def test_kills_at_any_moment(fresh_pool, tmp_path, operations):
+@pytest.mark.parametrize(
+    ("operations", "options"),
+    [("shm", {}), ("tcp", {}), ("gloo", {}), ("shm", {"sharded": "host"}), ("shm", {"sharded": "rank"})],
+)
+def test_kills_at_any_moment(fresh_pool, tmp_path, operations, options):
     """Ranks 2 and 1 are killed from outside."""
     pool = fresh_pool(3, environment={"HOROVOD_CPU_OPERATIONS": operations})
     pool.run(process)
@@ -210,9 +220,69 @@ def test_kills_at_any_moment(fresh_pool, tmp_path, operations):
         kill(pool, 1, tmp_path / "2")
 
     outcomes = pool.outcomes(
-        lambda: live(worlds[process()], lambda state: free_cycle(state, tmp_path), 400), then=kill_two
+        lambda: live(worlds[process()], lambda state: free_cycle(state, tmp_path), 400, partial(new_state, **options)),
+        then=kill_two,
     )
     seen, parameters, expected = outcomes[0].unwrap()
     assert len(seen) == 3
     assert 20 <= seen[1] < seen[2]
     torch.testing.assert_close(parameters, expected, rtol=1e-9, atol=1e-11)
+
+
+class Dying(torch.optim.SGD):
+    """Ends its process when half of its parameters are updated."""
+
+    hvd_element_wise = True
+    dies = False
+
+    def step(self, closure=None):
+        if not Dying.dies:
+            return super().step(closure)
+        parameters = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        for each in parameters[: len(parameters) // 2 + 1]:
+            each.data.add_(each.grad, alpha=-0.1)
+        die()
+
+
+def dying(model):
+    return Dying(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def sharded_cycle(state):
+    """Ranks are lost in the gradients, in the update of their part, and while they keep a copy of it."""
+    here = process(), state.batch
+    if here == (2, 4):
+        state.model[0].weight.register_hook(lambda _: die())
+    Dying.dies = here == (3, 7)
+    step(state)
+    with dying_in_copy() if here == (1, 11) else nullcontext():
+        commit(state)
+
+
+def dying_in_copy():
+    return mock.patch.multiple(rank_copies, _write=die_half_way, allgather_object=die_half_way)
+
+
+def die_half_way(row, *_):
+    if isinstance(row, np.ndarray):
+        row[100:200] = 7
+    die()
+
+
+def live_apart(*arguments):
+    """As on hosts that share no memory."""
+    rank_copies.shared_memory = lambda *_: (None, "they are apart")
+    return live(*arguments)
+
+
+@pytest.mark.parametrize(("place", "run"), [("host", live), ("rank", live), ("rank", live_apart)])
+def test_the_part_of_a_lost_rank_is_not_lost(fresh_pool, place, run):
+    """Nor is a step; process 3 is a newcomer in the second world, and in the last world rank 0 is alone."""
+    pool = fresh_pool(4)
+    pool.run(process)
+    make_state = partial(new_state, dying, sharded=place)
+    outcomes = pool.outcomes(lambda: run(PLACES[process()], sharded_cycle, 16, make_state))
+    assert outcomes[1:] == [None] * 3
+    seen, parameters, expected = outcomes[0].unwrap()
+    assert seen == [0, 4, 7, 11]
+    torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)

@@ -414,8 +414,6 @@ def check_bad_input():
     optimizer = wrapped(model, momentum, True)
     with pytest.raises(InvalidRequestError, match="not wrapped yet"):
         hvd.DistributedOptimizer(optimizer, sharded=True)
-    with pytest.raises(InvalidRequestError, match=r"elastic job.*leave out sharded"):
-        hvd.elastic.TorchState(model, optimizer)
     pickle.dumps(optimizer)  # before it has shards
     train(model, optimizer, range(1))
     other = momentum(torch.nn.Linear(3, 4).parameters())
@@ -432,6 +430,43 @@ def check_bad_input():
         with pytest.raises(InvalidRequestError, match=r"momentum_buffer of 'True.0.weight' has the shape \(2, 2\)"):
             optimizer.load_state_dict(saved)
     train(model, optimizer, range(1, 2))
+
+
+def check_elastic_state(places=PLACES):
+    """restore() goes back to the last commit, save() makes one, and sync() keeps what is there."""
+    for place in places:
+        model, twin = build(), build()
+        optimizer, plain = wrapped(model, adam, place), wrapped(twin, adam, False)
+        state = hvd.elastic.TorchState(model, optimizer, batch=0)
+        state.sync()
+        train(model, optimizer, range(2))
+        state.batch = 2
+        state.save()
+        state.commit()
+        kept = flat(model).clone()
+        train(model, optimizer, range(5, 7))
+        assert not torch.equal(flat(model), kept)
+        state.restore()
+        assert torch.equal(flat(model), kept)
+        state.sync()
+        train(model, optimizer, range(2, 4))
+        state.save()
+        train(model, optimizer, range(5, 6))
+        state.restore()
+        state.restore()
+        state.sync()
+        train(model, optimizer, range(4, 5))
+        state.sync()
+        assert state.batch == 2
+        train(twin, plain, range(5))
+        assert torch.equal(flat(model), flat(twin))
+        assert same(optimizer.state_dict(), plain.state_dict())
+        if hvd.size() > 1:
+            train(model, optimizer, range(5, 6))
+            with pytest.raises(InvalidRequestError, match=r"make the elastic state before the first step"):
+                hvd.elastic.TorchState(model, optimizer)
+            optimizer.load_state_dict(optimizer.state_dict())
+            hvd.elastic.TorchState(model, optimizer)
 
 
 def check_sparse_gradients():
@@ -671,6 +706,7 @@ def check_two_hosts():
 
 def test_on_two_hosts(two_hosts):
     two_hosts.run(check_two_hosts)
+    two_hosts.run(check_elastic_state, [True])
 
 
 def no_memory(place):
