@@ -23,7 +23,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same events (default: 0)")
     parser.add_argument("--events", type=int, default=100, help="how many events (default: 100)")
     parser.add_argument("--ranks", type=int, default=3, choices=[2, 3, 4], help="the most ranks (default: 3)")
-    parser.add_argument("--model", choices=["numpy", "torch"], default="numpy", help="default: numpy")
+    parser.add_argument("--model", choices=["numpy", "torch", "sharded"], default="numpy", help="default: numpy")
     parser.add_argument("--samples", choices=["sampler", "batches"], default="sampler", help=SAMPLES)
     parser.add_argument("--arena", choices=ARENAS, default="local", help="where the jobs run (default: local)")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """The training of a campaign: ``training.py FOLDER MODEL SAMPLES EPOCHS``.
 
-MODEL is ``numpy`` or ``torch``; SAMPLES is ``sampler``, an ElasticSampler, or ``batches``, GlobalBatches. Each worker
+MODEL is one of MODELS; SAMPLES is ``sampler``, an ElasticSampler, or ``batches``, GlobalBatches. Each worker
 appends to ``FOLDER/<worker>`` a line of JSON for each step that it finishes, with the samples of all ranks and a digest
 of the parameters. It ends after EPOCHS, or when ``FOLDER/end`` exists.
 """
@@ -26,6 +26,7 @@ STEP_SECONDS = 0.01
 BATCH = 12
 SAMPLES = 40 * BATCH
 WIDTH = 8
+BALLAST = 500
 RATE = 0.05
 MOMENTUM = 0.9
 
@@ -62,9 +63,14 @@ class Regression:
     def parameters(self, state):
         return state.values
 
+    def look(self):
+        """All ranks call it before a training ends."""
+
 
 class TorchRegression:
     """The same with torch."""
+
+    sharded = False
 
     def __init__(self):
         import torch
@@ -76,8 +82,16 @@ class TorchRegression:
         self.images, self.labels = map(torch.from_numpy, dataset())
         self.model = torch.nn.Linear(WIDTH, 1, bias=False).double()
         torch.nn.init.zeros_(self.model.weight)
+        self.prepare()
         optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE, momentum=MOMENTUM)
-        self.optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=self.model.named_parameters())
+        named = self.model.named_parameters()
+        self.optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, sharded=self.sharded)
+
+    def prepare(self):
+        """Change the model before the optimizer sees it."""
+
+    def look(self):
+        """All ranks call it before a training ends."""
 
     def state(self, **samples):
         if "sampler" in samples:
@@ -86,14 +100,46 @@ class TorchRegression:
 
     def step(self, state, indices, weight):
         self.optimizer.zero_grad()
-        loss = (self.model(self.images[indices]) - self.labels[indices]).square().mean() * weight
-        loss.backward()
+        self.loss(indices, weight).backward()
         self.optimizer.step()
+
+    def loss(self, indices, weight):
+        return (self.model(self.images[indices]) - self.labels[indices]).square().mean() * weight
 
     def parameters(self, state):
         momentum = [entry.get("momentum_buffer") for entry in self.optimizer.state.values()]
         found = [self.model.weight, *filter(lambda each: each is not None, momentum)]
         return np.stack([each.detach().numpy().reshape(WIDTH, 1) for each in found])
+
+
+class ShardedRegression(TorchRegression):
+    """Each rank updates a part of the parameters, most of which are equal numbers with equal gradients."""
+
+    sharded = True
+    momentum = None
+
+    def prepare(self):
+        self.model.ballast = self.torch.nn.Parameter(self.torch.zeros(BALLAST).double())
+
+    def loss(self, indices, weight):
+        return super().loss(indices, weight) + self.model.ballast.sum()
+
+    def step(self, state, indices, weight):
+        super().step(state, indices, weight)
+        self.look()
+
+    def look(self):
+        found = self.optimizer.state_dict()["state"]
+        for tensors in (self.model.ballast, *(found[key]["momentum_buffer"] for key in found if key)):
+            assert (tensors == tensors[0]).all(), "a part is of another step"
+        self.momentum = found[0]["momentum_buffer"] if found else None
+
+    def parameters(self, state):
+        found = [self.model.weight, *([] if self.momentum is None else [self.momentum])]
+        return np.stack([each.detach().numpy().reshape(WIDTH, 1) for each in found])
+
+
+MODELS = {"numpy": Regression, "torch": TorchRegression, "sharded": ShardedRegression}
 
 
 class Sampler:
@@ -153,7 +199,7 @@ class Worker:
 
     def begin(self, model, samples):
         basics.init()
-        self.model = {"numpy": Regression, "torch": TorchRegression}[model]()
+        self.model = MODELS[model]()
         self.samples = {"sampler": Sampler, "batches": Batches}[samples]()
         return self.model.state(**{self.samples.name: self.samples.samples})
 
@@ -176,6 +222,7 @@ class Worker:
         time.sleep(STEP_SECONDS)
         parts = allgather_object((self.name, indices, (self.folder / "end").exists()), "parts")
         if any(ends for _, _, ends in parts):
+            self.model.look()
             return True
         epoch = self.samples.epoch(state)
         self.model.step(state, indices, self.samples.weight(state))
