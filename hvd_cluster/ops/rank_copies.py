@@ -44,15 +44,16 @@ class RankCopies:
     def __init__(self, name: str, process_set: ProcessSet) -> None:
         self._name = name
         self._process_set = process_set
-        self._number = 0
+        self._number = self._turn = 0
         self._rows: Sequence[Sequence[Bytes]] = ()
         self.is_shared = True
 
-    def keep(self, value: Any) -> Kept:
+    def keep(self, value: Any, replaces: bool = False) -> Kept:
         """Copy the ``value`` of this rank: data that pickle knows, and NumPy arrays, which are copied once.
 
         A collective. The copy is whole on all ranks when it returns on one of them; the one before it is, until all
-        ranks have called this again. Raises HorovodInternalError when a rank is lost.
+        ranks have called this again. ``replaces``: the copy takes the place of the last one, and the one before that
+        stays. Raises HorovodInternalError when a rank is lost.
         """
         pickled, arrays = _packed(value)
         if self.is_shared:
@@ -60,7 +61,8 @@ class RankCopies:
         if not self.is_shared:
             return _Gathered(allgather_object(value, f"{self._name}.values", self._process_set))
         self._number += 1
-        rows = self._rows[self._number % 2]
+        self._turn ^= not replaces
+        rows = self._rows[self._turn]
         _write(rows[self._process_set.rank() or 0], self._number, pickled, arrays)
         allgather_object(None, f"{self._name}.written", self._process_set)
         return _Shared(rows, self._number)
@@ -69,6 +71,10 @@ class RankCopies:
         """Have room for the ``nbytes`` of this rank, and wait until no rank needs the copy before the last one."""
         own = np.array([[nbytes]], np.int64)
         sizes = run(Operation.ALLGATHER, gathered, own, f"{self._name}.sizes", self._process_set)[:, 0].tolist()
+        if len(sizes) != self._process_set.size():
+            raise HorovodInternalError(
+                f"{self._name}: a rank has called join(), so no copy has its part; let all ranks step equally often"
+            )
         if self._rows and all(size <= row.size for size, row in zip(sizes, self._rows[0], strict=True)):
             return
         bounds = [0, *np.cumsum([_aligned(size) for size in sizes]).tolist()]

@@ -88,6 +88,11 @@ class OptimizerStateHandler(SnapshotHandler):
 
     value: torch.optim.Optimizer
 
+    def __init__(self, value: torch.optim.Optimizer) -> None:
+        super().__init__(value)
+        if isinstance(value, ShardedOptimizer):
+            value.expect_commits()
+
     @override
     def secure(self) -> None:
         if isinstance(self.value, ShardedOptimizer):

@@ -79,6 +79,7 @@ class ShardedOptimizer(HookedOptimizer):
         self._shard, self._is_spread = None, False
         self._copies: RankCopies | None = None
         self._kept: KeptState | None = None
+        self._last_commit: int | None = None
         self._follows_combination = self._has_warned_of_change = False
         self._versions: list[int] = []
         self._steps = 0
@@ -131,8 +132,10 @@ class ShardedOptimizer(HookedOptimizer):
             problem = InvalidRequestError(f"the step of this rank failed ({described(error)})")
             refuse(problem, Operation.ALLGATHER, next_call, self._options.process_set, None)
             raise
-        shard.publish()
         self._steps += 1
+        if self._last_commit == self._steps - 1:  # so there will probably be one after this step, too
+            self._copy_parts()
+        shard.publish()
         self._versions = [parameter._version for parameter in shard.parameters]
         self._run_hooks(self._optimizer_step_post_hooks)
         return result
@@ -180,6 +183,7 @@ class ShardedOptimizer(HookedOptimizer):
             names, options = self._parameter_names, self._options
             shard = ParameterShard(parameters, names, is_element_wise(self._kind), options.sharded, options.process_set)
             self._shard, self._copies, self._versions = shard, None, []
+            self._last_commit = None if self._last_commit is None else self._steps  # all ranks have one state here
         return shard
 
     def _take_state(self, shard: ParameterShard) -> None:
@@ -276,26 +280,37 @@ class ShardedOptimizer(HookedOptimizer):
         """Whether this rank has its part of the state only."""
         return self._is_spread
 
-    def keep_parts(self) -> None:
-        """Keep a copy of the state where each rank finds all of it, also when others are lost: :attr:`kept_state`.
+    def expect_commits(self) -> None:
+        """An elastic state has this optimizer from now on: it will call :meth:`keep_parts` for its commits."""
+        self._last_commit = self._steps
 
-        A collective if the state is spread, and has changed since the last call. Raises as ``RankCopies.keep``.
+    def keep_parts(self) -> None:
+        """For a commit, keep a copy of the state where each rank finds all of it, also when others are lost.
+
+        A step after a commit makes the copy already, so a step that all ranks have ended is not lost. Otherwise this is
+        a collective, if the state is spread. Raises as ``RankCopies.keep``.
         """
+        if self._is_spread and (self._kept is None or self._kept.steps != self._steps):
+            self._copy_parts()
+        self._last_commit = self._steps
+
+    def _copy_parts(self) -> None:
         shard = self._shard
-        if shard is None or not self._is_spread or (self._kept is not None and self._kept.steps == self._steps):
+        if shard is None:
             return
         if self._copies is None:
             self._copies = RankCopies(f"{NAME}.copies", self._options.process_set)
         copies = self._copies
         memory = shard.own_memory if copies.is_shared else None
-        copy = copies.keep(mapped((memory, self._own_parts()), packed_tensor))
+        is_uncommitted = self._kept is not None and self._kept.steps != self._last_commit
+        copy = copies.keep(mapped((memory, self._own_parts()), packed_tensor), replaces=is_uncommitted)
         included = shard.parameters if memory is not None else ()
         self._kept = KeptState(self._steps, copy, shard, deepcopy(self._others()), included)
 
     @property
     def kept_state(self) -> KeptState:
-        """The last copy of :meth:`keep_parts`."""
-        if self._kept is None:
+        """The copy that :meth:`keep_parts` has made of the present state."""
+        if self._kept is None or self._kept.steps != self._steps:
             raise InvalidRequestError(
                 "a sharded optimizer that has made steps has its state in parts; make the elastic state before the "
                 "first step, or call optimizer.load_state_dict(optimizer.state_dict()) on all ranks before"

@@ -248,15 +248,18 @@ def dying(model):
     return Dying(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def sharded_cycle(state):
-    """Ranks are lost in the gradients, in the update of their part, and while they keep a copy of it."""
+def sharded_cycle(state, folder):
+    """Ranks are lost between the step and its commit, in the update of their part, and while they copy it."""
     here = process(), state.batch
-    if here == (2, 4):
-        state.model[0].weight.register_hook(lambda _: die())
     Dying.dies = here == (3, 7)
-    step(state)
     with dying_in_copy() if here == (1, 11) else nullcontext():
-        commit(state)
+        step(state)
+    if state.batch == 4:
+        (folder / str(process())).touch()
+        until(lambda: all((folder / str(number)).exists() for number in range(3)))
+        if process() == 2:
+            die()
+    commit(state)
 
 
 def dying_in_copy():
@@ -276,13 +279,14 @@ def live_apart(*arguments):
 
 
 @pytest.mark.parametrize(("place", "run"), [("host", live), ("rank", live), ("rank", live_apart)])
-def test_the_part_of_a_lost_rank_is_not_lost(fresh_pool, place, run):
-    """Nor is a step; process 3 is a newcomer in the second world, and in the last world rank 0 is alone."""
+def test_the_part_of_a_lost_rank_is_not_lost(fresh_pool, tmp_path, place, run):
+    """Nor is a step that all ranks have ended; process 3 is a newcomer in the second world, at last rank 0 is alone."""
     pool = fresh_pool(4)
     pool.run(process)
     make_state = partial(new_state, dying, sharded=place)
-    outcomes = pool.outcomes(lambda: run(PLACES[process()], sharded_cycle, 16, make_state))
+    cycle = partial(sharded_cycle, folder=tmp_path)
+    outcomes = pool.outcomes(lambda: run(PLACES[process()], cycle, 16, make_state))
     assert outcomes[1:] == [None] * 3
     seen, parameters, expected = outcomes[0].unwrap()
-    assert seen == [0, 4, 7, 11]
+    assert seen == [0, 5, 7, 11]
     torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)

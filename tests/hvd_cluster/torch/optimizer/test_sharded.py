@@ -462,7 +462,7 @@ def check_elastic_state(places=PLACES):
         assert torch.equal(flat(model), flat(twin))
         assert same(optimizer.state_dict(), plain.state_dict())
         if hvd.size() > 1:
-            train(model, optimizer, range(5, 6))
+            train(model, optimizer, range(5, 7))
             with pytest.raises(InvalidRequestError, match=r"make the elastic state before the first step"):
                 hvd.elastic.TorchState(model, optimizer)
             optimizer.load_state_dict(optimizer.state_dict())
