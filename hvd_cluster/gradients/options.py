@@ -95,6 +95,15 @@ def _check_adasum(options: Options) -> None:
         )
 
 
+def refuse_sharded(sharded: Any, framework: str) -> None:
+    """UnsupportedRequestError if an optimizer of ``framework`` is asked for that cannot be sharded."""
+    if sharded:
+        raise UnsupportedRequestError(
+            f"sharded={sharded!r} is not there for optimizers of {framework}: each rank updates all variables of the "
+            "model; leave it out, or train with hvd_cluster.torch"
+        )
+
+
 def check_passes(passes: Any) -> None:
     """InvalidRequestError unless ``passes`` is a positive integer."""
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:

@@ -1,4 +1,4 @@
-"""A piece of memory that the ranks of a process set share, if all of them are on one host."""
+"""A piece of memory that the ranks of a process set share: all of them on one host, or those of each host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 import mmap
 import os
 import secrets
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy.typing as npt
 
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.ops.objects import allgather_object, broadcast_object
+from hvd_cluster.ops.objects import allgather_object
 
 logger = logging.getLogger(__name__)
 
@@ -21,39 +23,72 @@ TOKEN_BYTES = 32
 
 
 class _Offer(NamedTuple):
-    """Where the first member has its memory, which begins with ``token``; ``problem``: why there is none."""
+    """Where the first member of a host has its memory, which begins with ``token``; ``problem``: why there is none."""
 
     path: str = ""
     token: bytes = b""
     problem: str = ""
 
 
-def shared_memory(nbytes: int, name: str, process_set: ProcessSet) -> tuple[npt.NDArray[np.uint8] | None, str]:
+class HostMemory(NamedTuple):
+    """``memory`` that the members on this host share; this member ``is_first`` of them, or not.
+
+    ``partners``: on each other host the member with the same place among those of its host, as its position in the set.
+    """
+
+    memory: npt.NDArray[np.uint8]
+    is_first: bool
+    partners: Sequence[int]
+
+
+def shared_memory(
+    nbytes: int, name: str, process_set: ProcessSet, each_host: bool = False
+) -> tuple[HostMemory | None, str]:
     """The same ``nbytes`` of zeros on all members; or None on all of them, with the reason.
 
-    A collective called ``name``. The memory is freed with the last view of the last member; nothing outlives them.
+    A collective called ``name``. With ``each_host`` the members may be on several hosts, equally many on each, and
+    those of one host share memory. It is freed with the last view of the last member there; nothing outlives them.
     """
-    ranks, hosts = process_set.ranks or [0], basics.engine().topology.hosts
-    used = sorted({hosts[rank] for rank in ranks})
-    if len(used) > 1:
-        return None, f"the ranks are on the hosts {', '.join(used)}"
-    descriptor, offer = -1, _Offer()
-    is_first = process_set.rank() == 0
-    if is_first:
-        descriptor, offer = _create(nbytes)
+    members, position = _members(process_set), process_set.rank() or 0
+    problem = _problem(members, each_host)
+    if problem:
+        return None, problem
+    own = next(each for each in members.values() if position in each)
+    index, is_first = own.index(position), own[0] == position
+    descriptor, offer = _create(nbytes) if is_first else (-1, _Offer())
     try:
-        offer = broadcast_object(offer, min(ranks), f"{name}.offer", process_set)
-        memory, problem = _attach(offer, nbytes)
+        offers = allgather_object(offer, f"{name}.offer", process_set)
+        memory, problem = _attach(offers[own[0]], nbytes)
         problems = allgather_object(problem, f"{name}.problem", process_set)
     finally:
-        if is_first and descriptor >= 0:
+        if descriptor >= 0:
             os.close(descriptor)
     found = [each for each in problems if each]
     if memory is None or found:
         return None, found[0]
     memory[:TOKEN_BYTES] = 0  # the same zeros from each member, before any of them goes on
     allgather_object(None, f"{name}.ready", process_set)
-    return memory[:nbytes], ""
+    partners = sorted(each[index] for each in members.values() if each is not own)
+    return HostMemory(memory[:nbytes], is_first, partners), ""
+
+
+def _members(process_set: ProcessSet) -> dict[str, list[int]]:
+    """By host, the positions of its members."""
+    hosts, found = basics.engine().topology.hosts, defaultdict[str, list[int]](list)
+    for position, rank in enumerate(process_set.ranks or [0]):
+        found[hosts[rank]].append(position)
+    return found
+
+
+def _problem(members: Mapping[str, Sequence[int]], each_host: bool) -> str:
+    """Why ``members``, by host, cannot share memory as they should."""
+    counts = [f"{host}: {len(each)}" for host, each in sorted(members.items())]
+    numbers = {len(each) for each in members.values()}
+    if len(members) == 1 or (each_host and len(numbers) == 1 and numbers != {1}):
+        return ""
+    if each_host and numbers != {1}:
+        return f"the hosts have different numbers of ranks: {', '.join(counts)}"
+    return f"the ranks are on the hosts {', '.join(sorted(members))}"
 
 
 def _create(nbytes: int) -> tuple[int, _Offer]:

@@ -78,8 +78,8 @@ class RankCopies:
         if self._rows and all(size <= row.size for size, row in zip(sizes, self._rows[0], strict=True)):
             return
         bounds = [0, *np.cumsum([_aligned(size) for size in sizes]).tolist()]
-        memory, problem = shared_memory(2 * bounds[-1], f"{self._name}.memory", self._process_set)
-        if memory is None:
+        shared, problem = shared_memory(2 * bounds[-1], f"{self._name}.memory", self._process_set)
+        if shared is None:
             self.is_shared = False
             logger.warning(
                 "%s: each commit sends the parts of all ranks, %d bytes, to each of them, because they share no "
@@ -89,7 +89,7 @@ class RankCopies:
                 problem,
             )
             return
-        turns = memory[: bounds[-1]], memory[bounds[-1] :]
+        turns = np.split(shared.memory, 2)
         self._rows = [[turn[a:b] for a, b in pairwise(bounds)] for turn in turns]
 
 

@@ -10,7 +10,7 @@ from collectives import InvalidRequestError, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import GradientCompression
 from hvd_cluster.gradients.lists import ListCombiner
-from hvd_cluster.gradients.options import Groups, Options, as_groups, check_passes
+from hvd_cluster.gradients.options import Groups, Options, as_groups, check_passes, refuse_sharded
 from hvd_cluster.gradients.targets import trainable_weights
 from hvd_cluster.keras.backends import backend
 from hvd_cluster.keras.compression import Compression
@@ -35,6 +35,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    sharded: bool | str = False,
 ) -> Any:
     """Wrap ``optimizer``, of Keras 3 on any backend: it steps on gradients combined over all ranks of ``process_set``.
 
@@ -56,8 +57,10 @@ def DistributedOptimizer(
     Gradients of local variables, see ``register_local_var``, are divided by the size of ``process_set`` if
     ``scale_local_gradients``. ``name`` becomes the name of the optimizer.
 
-    Raises InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
+    Raises InvalidRequestError for bad arguments and for ``sharded``, which only torch has; NotInitializedError before
+    ``init()``.
     """
+    refuse_sharded(sharded, "Keras")
     _require_plain(optimizer)
     options = Options(
         compression,

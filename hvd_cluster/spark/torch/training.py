@@ -47,6 +47,7 @@ from hvd_cluster.spark.torch.payload import (
     scaled_state,
     unpacked,
 )
+from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 
 ABOUT_DTYPES = "Inputs come as floats; a model with an embedding calls long() on them, or transformation_fn does."
 History = list[dict[str, Any]]
@@ -73,6 +74,7 @@ class TorchFit(TorchSettings):
     run: RunFolder
     loss_constructors: Any = field(default=None, metadata=parameter("loss_constructors"))
     passes: int = field(default=1, metadata=parameter("backward_passes_per_step"))
+    sharded: bool | str = field(default=False, metadata=parameter("sharded"))
     minibatch: Callable[..., Any] | None = field(default=None, metadata=parameter("train_minibatch_fn"))
     elastic: bool = False
 
@@ -140,6 +142,7 @@ class Training:
             named_parameters=self.model.named_parameters(),
             compression=fit.compression or hvd.Compression.none,
             backward_passes_per_step=fit.passes,
+            sharded=fit.sharded,
         )
         self._prepare_losses()
         self.reporter = ProgressReporter(bool(fit.verbose))
@@ -246,10 +249,13 @@ class Training:
     def _finish_passes(self) -> None:
         """Step with the gradients of the last batches, where they are fewer than a step usually has."""
         if self.fit.minibatch is None and self._step % self.fit.passes:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # it says that there are fewer passes
-                self.optimizer.step()
-            self.optimizer.zero_grad()
+            self._step_early()
+
+    def _step_early(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it says that there are fewer passes
+            self.optimizer.step()
+        self.optimizer.zero_grad()
 
     # An epoch.
 
@@ -262,10 +268,13 @@ class Training:
         self._begin_training()
         for epoch in range(len(self.history), self.epochs.end):
             self._begin_epoch(epoch)
-            averages = self._train_epoch()
-            last = hvd.join()
-            hvd.broadcast_parameters(self.model.state_dict(), root_rank=last)
-            hvd.broadcast_optimizer_state(self.optimizer, root_rank=last)
+            if self.fit.sharded:
+                averages = self._train_epoch_together()
+            else:
+                averages = self._train_epoch()
+                last = hvd.join()
+                hvd.broadcast_parameters(self.model.state_dict(), root_rank=last)
+                hvd.broadcast_optimizer_state(self.optimizer, root_rank=last)
             if self._end_epoch(averages):
                 break
         return self._outcome() if basics.rank() == 0 else None
@@ -297,6 +306,29 @@ class Training:
         self._finish_passes()
         return averages
 
+    def _train_epoch_together(self) -> RowAverages:
+        """The same, in which ranks without a batch make the steps of the others: each updates its part in all steps."""
+        averages = RowAverages()
+        batches = itertools.islice(self.shard.torch(), self.fit.train_steps)
+        batch = next(batches, None)
+        while self._has_batch(batch is not None):
+            if batch is not None:
+                self._train_batch(batch, averages)
+                self._report(averages)
+            else:
+                self._step += 1
+                if self._step % self.fit.passes == 0:
+                    self._step_early()
+            batch = next(batches, None)
+        self._finish_passes()
+        return averages
+
+    @staticmethod
+    def _has_batch(own: bool) -> bool:
+        """Whether any rank has one."""
+        found = hvd.allreduce(torch.tensor([own]), op=hvd.Max, name="estimator.batch")
+        return bool(found.item())
+
     def _report(self, averages: RowAverages) -> None:
         if basics.rank() == 0:
             epochs = self._epoch, self.epochs.end
@@ -321,6 +353,8 @@ class Training:
 
     def _end_epoch(self, averages: RowAverages) -> bool:
         """Validate, exchange the averages, keep the best epoch, write the checkpoint; whether to stop."""
+        if isinstance(self.optimizer, ShardedOptimizer):
+            self.optimizer.unite()  # rank 0 asks for its state
         total = over_all_ranks({"train": averages, "validation": self._validate()})
         check_rows(self._epoch, total, self.shard.validation is not None and basics.rank() == 0)
         self.history.append(record_of(self._epoch, total, self._metrics, self.reporter.seconds()))

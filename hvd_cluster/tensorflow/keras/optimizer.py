@@ -28,6 +28,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    sharded: bool | str = False,
 ) -> Any:
     """As :func:`hvd_cluster.keras.DistributedOptimizer`."""
     return keras_binding.DistributedOptimizer(**locals())

@@ -11,7 +11,7 @@ from collectives import InvalidRequestError, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.gradients.compression import GradientCompression
 from hvd_cluster.gradients.lists import ListCombiner
-from hvd_cluster.gradients.options import Groups, Options, as_groups
+from hvd_cluster.gradients.options import Groups, Options, as_groups, refuse_sharded
 from hvd_cluster.ops.arguments import choose_op
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.optimizer.aggregation import LocalGradientAggregationHelper
@@ -115,6 +115,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    sharded: bool | str = False,
 ) -> Any:
     """Wrap ``optimizer``: it steps on gradients combined over all ranks of ``process_set``.
 
@@ -124,8 +125,10 @@ def DistributedOptimizer(
     variables. With ``backward_passes_per_step`` n, gradients add up over n passes, and n - 1 of them only count
     ``global_step``.
 
-    Raises InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
+    Raises InvalidRequestError for bad arguments and for ``sharded``, which only torch has; NotInitializedError before
+    ``init()``.
     """
+    refuse_sharded(sharded, "TensorFlow")
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         arguments = dict(locals())
         from hvd_cluster.tensorflow.keras import DistributedOptimizer as of_keras

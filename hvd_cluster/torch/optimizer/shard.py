@@ -22,7 +22,7 @@ from collectives import Buffer, Engine, HorovodInternalError, InvalidRequestErro
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.shards import cut, deal
-from hvd_cluster.ops.host_memory import shared_memory
+from hvd_cluster.ops.host_memory import HostMemory, shared_memory
 from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.ops.submission import submit
@@ -161,12 +161,13 @@ class ParameterShard:
         _require_equal(self.parameters, names, process_set)
         sizes = [parameter.numel() * parameter.element_size() for parameter in self.parameters]
         self._layout = (cut if element_wise else deal)(sizes, ranks)
-        memory, self.is_shared = _memory(self._layout.nbytes, self.parameters, place, process_set)
+        memory, host = _memory(self._layout.nbytes, self.parameters, place, process_set)
+        self.is_shared, self._partners = host is not None, () if host is None else host.partners
         self._memory = memory if isinstance(memory, torch.Tensor) else torch.from_numpy(memory)
         self._own = self._memory[self._layout.bounds[position] : self._layout.bounds[position + 1]]
         self._strides = [dense_strides(parameter) for parameter in self.parameters]
         self._rows = [self._row(memory, number) for number in range(len(self.parameters))]
-        self._fill(position == 0 or not self.is_shared)
+        self._fill(host is None or host.is_first)
         for number in range(len(self.parameters)):
             self._move(number)
         self.pieces = [self._piece(*part) for part in self._layout.parts(position)]
@@ -245,28 +246,45 @@ class ParameterShard:
         self._move(number)
         return True
 
-    READY = f"{NAME}.ready"
-    """The name of the call of :meth:`meet` before an update."""
+    READY = Operation.ALLGATHER, f"{NAME}.ready"
+    """The call of :meth:`meet` before an update."""
 
     def meet(self, name: str) -> None:
-        """Wait until all members have made the call of this ``name``. HorovodInternalError if one has joined."""
+        """Wait until all members have called this with ``name``. HorovodInternalError if one has joined."""
         self._gather(name, torch.zeros(1, dtype=torch.uint8), None, self._process_set.size() or 1)
 
     @property
-    def name_of_end(self) -> str:
-        """The name of the collective by which :meth:`publish` ends a step."""
-        return f"{NAME}.updated" if self.is_shared else NAME
+    def end(self) -> tuple[Operation, str]:
+        """The collective by which :meth:`publish` begins: its operation, and its name."""
+        if self._partners:
+            return Operation.ALLTOALL, f"{NAME}.between"
+        return Operation.ALLGATHER, f"{NAME}.updated" if self.is_shared else NAME
 
     def publish(self) -> None:
         """Wait until all members have updated their parts, and get those that lie elsewhere.
 
         HorovodInternalError if a member has joined: then nobody has updated its part.
         """
+        if self._partners:
+            self._exchange()
         if self.is_shared:
-            self.meet(self.name_of_end)
+            self.meet(f"{NAME}.updated")
         else:
-            self._gather(self.name_of_end, self._own.clone(), self._memory, self._layout.nbytes)
+            self._gather(self.end[1], self._own.clone(), self._memory, self._layout.nbytes)
         increment_version(self.parameters)
+
+    def _exchange(self) -> None:
+        """Between hosts: each member gets the parts of its partners, for all members of its host."""
+        size, bounds, (operation, name) = self._process_set.size() or 1, self._layout.bounds, self.end
+        splits = tuple(len(self._own) if position in self._partners else 0 for position in range(size))
+        source = to_buffer(self._own.repeat(len(self._partners)))
+        work = submit(operation, source, _new_bytes, name, self._process_set, wait=True, splits=splits)
+        work.outcome()
+        received, start = work.result().owner, 0
+        for position in self._partners:
+            part = self._memory[bounds[position] : bounds[position + 1]]
+            part.copy_(received[start : start + len(part)])
+            start += len(part)
 
     def _gather(self, name: str, own: torch.Tensor, memory: torch.Tensor | None, expected: int) -> None:
         """Into ``memory``, if there is one, and if the bytes are as many as ``expected``."""
@@ -298,21 +316,25 @@ def own_memory(parameters: Iterable[torch.Tensor]) -> None:
 
 def _memory(
     nbytes: int, parameters: Sequence[torch.Tensor], place: bool | str, process_set: ProcessSet
-) -> tuple[torch.Tensor | npt.NDArray[np.uint8], bool]:
-    """``nbytes`` of bytes, an array in host memory, and whether all members share them."""
+) -> tuple[torch.Tensor | npt.NDArray[np.uint8], HostMemory | None]:
+    """``nbytes`` of bytes, an array in host memory, which is the second result if the members of a host share it."""
     on_host = all([parameter.is_cpu for parameter in parameters])
     problem = "" if on_host else "the parameters are not in host memory"
     if place != "rank" and on_host:
-        shared, problem = shared_memory(nbytes, NAME, process_set)
+        shared, problem = shared_memory(nbytes, NAME, process_set, each_host=True)
         if shared is not None:
             logger.info("%s: %d bytes of parameters lie once on this host", NAME, nbytes)
-            return shared, True
+            return shared.memory, shared
     if place == "host":
         raise InvalidRequestError(f'sharded="host" needs ranks that share memory: {problem}; give sharded=True')
     logger.info("%s: each rank has its own %d bytes of parameters. %s", NAME, nbytes, problem)
     if on_host:
-        return np.zeros(nbytes, np.uint8), False
-    return torch.zeros(nbytes, dtype=torch.uint8, device=parameters[0].device), False
+        return np.zeros(nbytes, np.uint8), None
+    return torch.zeros(nbytes, dtype=torch.uint8, device=parameters[0].device), None
+
+
+def _new_bytes(shape: tuple[int, ...]) -> Buffer:
+    return to_buffer(torch.empty(shape, dtype=torch.uint8))
 
 
 def _require_apart(parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from collectives import HorovodInternalError, InvalidRequestError, Operation, override
+from collectives import HorovodInternalError, InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object, described, gather_object
 from hvd_cluster.ops.rank_copies import Kept, RankCopies
@@ -116,13 +116,13 @@ class ShardedOptimizer(HookedOptimizer):
             return super()._update(closure)
         shard = self._present_shard()
         meets = shard.is_shared and bool(self._optimizer_step_pre_hooks or not self._follows_combination)
-        next_call = shard.READY if meets else shard.name_of_end
+        next_call = shard.READY if meets else shard.end
         try:
             self._warn_of_change(shard)
             self._run_hooks(self._optimizer_step_pre_hooks)
             if meets:
-                shard.meet(next_call)  # the script of another rank may still read its parameters
-            next_call = shard.name_of_end
+                shard.meet(shard.READY[1])  # the script of another rank may still read its parameters
+            next_call = shard.end
             self._take_state(shard)
             with self._reduced_to(shard):
                 result = super()._update(closure)
@@ -130,7 +130,7 @@ class ShardedOptimizer(HookedOptimizer):
             raise
         except Exception as error:
             problem = InvalidRequestError(f"the step of this rank failed ({described(error)})")
-            refuse(problem, Operation.ALLGATHER, next_call, self._options.process_set, None)
+            refuse(problem, *next_call, self._options.process_set, None)
             raise
         self._steps += 1
         if self._last_commit == self._steps - 1:  # so there will probably be one after this step, too

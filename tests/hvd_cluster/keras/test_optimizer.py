@@ -298,6 +298,7 @@ def check_wrong_arguments():
         ((sgd(),), {"backward_passes_per_step": 0}, "at least 1"),
         ((sgd(),), {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average, not Sum"),
         ((sgd(),), {"compression": 7}, "compression=7"),
+        ((sgd(),), {"sharded": "host"}, "sharded='host' is not there for optimizers of Keras"),
     ]
     for args, options, text in cases:
         with pytest.raises(ValueError, match=text):

@@ -104,6 +104,7 @@ def check_names_and_wrong_arguments():
         ({"backward_passes_per_step": 0}, "at least 1"),
         ({"groups": [[7]]}, "not of int"),
         ({"op": hvd.Max}, "cannot combine gradients"),
+        ({"sharded": True}, "sharded=True is not there for optimizers of TensorFlow"),
     ):
         with pytest.raises(ValueError, match=text):
             optimizer(**options)

@@ -16,6 +16,18 @@ def two_hosts(pools):
     return pools(2, ["one", "two"])
 
 
+@pytest.fixture(scope="session")
+def two_hosts_of_two(pools):
+    """Four ranks on two hosts."""
+    return pools(4, ["one", "one", "two", "two"])
+
+
+@pytest.fixture(scope="session")
+def uneven_hosts(pools):
+    """Two ranks on a host, and one on another."""
+    return pools(3, ["one", "one", "two"])
+
+
 @pytest.fixture
 def network():
     """Two hosts in network namespaces of this machine, for one test."""

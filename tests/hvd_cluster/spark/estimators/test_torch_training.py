@@ -372,3 +372,41 @@ def test_a_failed_fit_goes_on_from_its_checkpoint(ranks, tmp_path):
     assert torch.allclose(rest["model"]["weight"], whole["model"]["weight"])
     more = trained(ranks, fit_of(*momentum(), run=run, epochs=2), *shards)
     assert [record["epoch"] for record in more["history"]] == list(range(7))
+
+
+def same(one, other):
+    """To the last bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@TWO
+@pytest.mark.parametrize("place", ["host", "rank"])
+@pytest.mark.parametrize(("rows", "options"), [((8, 8), {}), ((0, 23), {}), ((20, 12), {"passes": 2})])
+def test_a_sharded_fit_has_the_result_of_a_plain_one(ranks, place, rows, options, tmp_path):
+    """Also on uneven and empty shards, with a best epoch in the middle, and after it goes on from a checkpoint."""
+
+    def outcome(sharded, folder):
+        run = RunFolder(Store.create(str(tmp_path / folder)), "run")
+        for epochs in (3, 2):
+            model = torch.nn.Sequential(torch.nn.Linear(1, 70), torch.nn.Tanh(), torch.nn.Linear(70, 1))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+            torch.manual_seed(0)
+            for parameter in model.parameters():
+                torch.nn.init.normal_(parameter)
+            fit = fit_of(model, optimizer, run, epochs=epochs, sharded=sharded, **options)
+            found = trained(ranks, fit, *[line(each, validation=line(4)) for each in rows])
+        return found
+
+    plain, sharded = outcome(False, "plain"), outcome(place, "sharded")
+    for found in (plain, sharded):
+        for record in found["history"]:
+            del record["seconds"]
+    for key in plain:
+        assert same(sharded[key], plain[key]), (key, sharded[key], plain[key])
+    assert len(sharded["history"]) == 5

@@ -709,6 +709,49 @@ def test_on_two_hosts(two_hosts):
     two_hosts.run(check_elastic_state, [True])
 
 
+def check_once_on_each_host():
+    """Each host has one copy, and gets each part once from the other host."""
+    for make in (adam, torch.optim.Adafactor):
+        expected = build()
+        plain = wrapped(expected, make, False)
+        train(expected, plain, range(3))
+        for place in (True, "host"):
+            model = build()
+            optimizer = wrapped(model, make, place)
+            train(model, optimizer, range(3))
+            assert torch.equal(flat(model), flat(expected))
+            assert same(optimizer.state_dict(), plain.state_dict())
+            assert optimizer._shard.is_shared
+            position = hvd.rank()
+            assert optimizer._shard._partners == [position + 2 if position < 2 else position - 2]
+    hook = optimizer.register_step_pre_hook(lambda *_: 1 / (hvd.rank() != 2))
+    backward(model, optimizer, 3)
+    with pytest.raises((ZeroDivisionError, RefusedCallError), match="division by zero"):
+        optimizer.step()
+    hook.remove()
+    train(model, optimizer, range(4, 5))
+    assert_identical_everywhere(model)
+
+
+def test_once_on_each_of_two_hosts(two_hosts_of_two):
+    two_hosts_of_two.run(check_once_on_each_host)
+    two_hosts_of_two.run(check_elastic_state, ["host"])
+
+
+def check_uneven_hosts():
+    model = build()
+    optimizer = wrapped(model, adam, True)
+    train(model, optimizer, range(2))
+    assert not optimizer._shard.is_shared
+    assert_identical_everywhere(model)
+    with pytest.raises(InvalidRequestError, match=r"the hosts have different numbers of ranks: one: 2, two: 1"):
+        train(model, wrapped(model, adam, "host"), range(1))
+
+
+def test_on_uneven_hosts(uneven_hosts):
+    uneven_hosts.run(check_uneven_hosts)
+
+
 def no_memory(place):
     model = build()
     optimizer = wrapped(model, adam, place)
