@@ -168,7 +168,8 @@ class Training:
         self.history = list(checkpoint.get("history", []))
         self.best = BestEpoch(**checkpoint.get("best", {}))
         if self.best.loss is not None and not self.best.states:
-            self.best.states = {name: checkpoint[name] for name in ("model", "optimizer")}
+            # Copies: the optimizer takes the tensors that it loads for its own, and changes them in place.
+            self.best.states = on_cpu({name: checkpoint[name] for name in ("model", "optimizer")})
         self.epochs = EpochRange.of(self.fit.epochs, len(self.history), checkpoint.get("epochs"))
 
     def _prepare_losses(self) -> None:

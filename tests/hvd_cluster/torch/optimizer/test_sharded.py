@@ -744,6 +744,7 @@ def check_uneven_hosts():
     train(model, optimizer, range(2))
     assert not optimizer._shard.is_shared
     assert_identical_everywhere(model)
+    model = build()
     with pytest.raises(InvalidRequestError, match=r"the hosts have different numbers of ranks: one: 2, two: 1"):
         train(model, wrapped(model, adam, "host"), range(1))
 
