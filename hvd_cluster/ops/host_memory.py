@@ -30,7 +30,7 @@ class _Offer(NamedTuple):
     problem: str = ""
 
 
-class HostMemory(NamedTuple):
+class HostMapping(NamedTuple):
     """``memory`` that the members on this host share; this member ``is_first`` of them, or not.
 
     ``partners``: on each other host the member with the same place among those of its host, as its position in the set.
@@ -43,7 +43,7 @@ class HostMemory(NamedTuple):
 
 def shared_memory(
     nbytes: int, name: str, process_set: ProcessSet, each_host: bool = False
-) -> tuple[HostMemory | None, str]:
+) -> tuple[HostMapping | None, str]:
     """The same ``nbytes`` of zeros on all members; or None on all of them, with the reason.
 
     A collective called ``name``. With ``each_host`` the members may be on several hosts, equally many on each, and
@@ -69,7 +69,7 @@ def shared_memory(
     memory[:TOKEN_BYTES] = 0  # the same zeros from each member, before any of them goes on
     allgather_object(None, f"{name}.ready", process_set)
     partners = sorted(each[index] for each in members.values() if each is not own)
-    return HostMemory(memory[:nbytes], is_first, partners), ""
+    return HostMapping(memory[:nbytes], is_first, partners), ""
 
 
 def _members(process_set: ProcessSet) -> dict[str, list[int]]:

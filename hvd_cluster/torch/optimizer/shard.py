@@ -22,7 +22,7 @@ from collectives import Buffer, Engine, HorovodInternalError, InvalidRequestErro
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.shards import cut, deal
-from hvd_cluster.ops.host_memory import HostMemory, shared_memory
+from hvd_cluster.ops.host_memory import HostMapping, shared_memory
 from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.ops.submission import submit
@@ -316,7 +316,7 @@ def own_memory(parameters: Iterable[torch.Tensor]) -> None:
 
 def _memory(
     nbytes: int, parameters: Sequence[torch.Tensor], place: bool | str, process_set: ProcessSet
-) -> tuple[torch.Tensor | npt.NDArray[np.uint8], HostMemory | None]:
+) -> tuple[torch.Tensor | npt.NDArray[np.uint8], HostMapping | None]:
     """``nbytes`` of bytes, an array in host memory, which is the second result if the members of a host share it."""
     on_host = all([parameter.is_cpu for parameter in parameters])
     problem = "" if on_host else "the parameters are not in host memory"
