@@ -18,7 +18,7 @@ from hvd_cluster.ops.objects import broadcast_object
 from hvd_cluster.torch.distributed.group_engine import GroupEngine
 from hvd_cluster.torch.distributed.process_group import NAME, HvdProcessGroup
 
-__all__ = ["HvdProcessGroup"]
+__all__ = ["HvdProcessGroup", "register"]
 
 LOOPBACK = "127.0.0.1"
 _torch: Any = dist  # of which these names have no types
@@ -51,5 +51,11 @@ def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> 
     raise RuntimeError("the ranks of hvd:// meet once; call destroy_process_group() and init_process_group() again")
 
 
-dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-_torch.register_rendezvous_handler(NAME, _rendezvous)
+def register() -> None:
+    """Make "hvd" known to torch, as the import of this module does, for hooks that need the name of a function."""
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        _torch.register_rendezvous_handler(NAME, _rendezvous)
+
+
+register()

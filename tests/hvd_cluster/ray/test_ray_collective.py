@@ -1,11 +1,17 @@
 """The backend "HVD" of ray.util.collective: actors, two ways to make a group, all collectives."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import ray
 
 pytestmark = pytest.mark.leaves("descriptors")  # Ray keeps connections to actors
 SIZE = 2
+ROOT = Path(__file__).parents[3]
 
 
 class Actor:
@@ -96,3 +102,43 @@ def test_a_driver_that_declares_a_group(actors):
     collective.create_collective_group(actors, SIZE, [0, 1], "HVD", "two")
     assert on_all(actors, "run", "two") == [(0, SIZE), (1, SIZE)]
     on_all(actors, "leave", "two", ranks=False)
+
+
+TRAINER = """
+import sys
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+
+def train():
+    import torch
+    from ray.train.torch import prepare_model
+    from torch import distributed
+
+    torch.manual_seed(1)
+    model = prepare_model(torch.nn.Linear(4, 1))
+    torch.manual_seed(distributed.get_rank())
+    model(torch.randn(8, 4)).square().mean().backward()
+    own = model.module.weight.grad
+    both = [torch.zeros_like(own) for _ in range(2)]
+    distributed.all_gather(both, own)
+    return distributed.get_backend(), type(model).__name__, torch.equal(*both)
+
+
+ray.init(runtime_env={"worker_process_setup_hook": "hvd_cluster.torch.distributed.register"})
+scaling, run = ScalingConfig(num_workers=2), RunConfig(storage_path=sys.argv[1])
+trainer = TorchTrainer(train, torch_config=TorchConfig(backend="hvd"), scaling_config=scaling, run_config=run)
+print("result", trainer.fit().return_value)
+"""
+
+
+@pytest.mark.leaves("processes")  # Ray starts worker processes before they are needed
+def test_a_torch_trainer_on_the_backend_of_torch(cluster, tmp_path):
+    """The hook is one of a job, which needs a driver of its own."""
+    pytest.importorskip("pandas")
+    (tmp_path / "train.py").write_text(TRAINER)
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, tmp_path / "train.py", tmp_path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "result ('hvd', 'DistributedDataParallel', True)" in done.stdout, done.stderr
