@@ -142,6 +142,27 @@ def test_srun_on_two_nodes(script, environment, slurm_cluster, flags):
     assert lines(command, {**environment, "SLURM_CONF": slurm_cluster}) == ["0 4 0 2 0 2 3 4 1 2 1 2"] * 4
 
 
+TORCH_DISTRIBUTED = """
+import torch
+from torch import distributed
+import hvd_cluster.torch.distributed
+
+distributed.init_process_group("hvd", init_method="hvd://")
+total = torch.ones(1)
+distributed.all_reduce(total)
+print(distributed.get_world_size(), total.item())
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.leaves("processes")
+def test_torch_distributed_under_srun(tmp_path, environment, slurm_cluster):
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TORCH_DISTRIBUTED)
+    command = [shutil.which("srun"), "-N", "2", "-n", "2", sys.executable, tmp_path / "train.py"]
+    assert lines(command, {**environment, "SLURM_CONF": slurm_cluster}) == ["2 2.0"] * 2
+
+
 @pytest.mark.leaves("processes")
 def test_hvdrun_in_a_job_of_slurm_uses_its_nodes(script, environment, slurm_cluster):
     with open(script, "a") as file:
