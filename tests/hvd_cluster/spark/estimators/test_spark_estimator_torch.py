@@ -176,9 +176,11 @@ class Gate(FitCallback):
                 time.sleep(0.01)
 
 
-def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path, sharded):
     """At the beginning of its second epoch: the record of the first one stays, and the fit comes to its end."""
-    estimator = linear(epochs=3, min_num_proc=1, validation=0.2, callbacks=[Gate(str(tmp_path))])
+    gate = Gate(str(tmp_path))
+    estimator = linear(epochs=3, min_num_proc=1, validation=0.2, callbacks=[gate], sharded=sharded)
     with ThreadPoolExecutor(1) as pool:
         fit = pool.submit(inheritable_thread_target(spark)(lambda: estimator.fit(points(spark))))
         eventually(lambda: fit.done() or len(list(tmp_path.glob("*.waits"))) == 2, SECONDS)
@@ -282,6 +284,7 @@ def test_two_fits_at_once(spark):
         ({"input_shapes": [[2, 1]]}, ValueError, r"input_shapes has \[2, 1\], but a shape must begin with -1"),
         ({"input_shapes": [[-1, 3]]}, ValueError, r"input_shapes says that a row of a, b has the shape \[3\]"),
         ({"num_proc": None, "backend": 3}, ValueError, "backend is 3, but must have the methods run"),
+        ({"sharded": "disk"}, ValueError, "sharded is 'disk', but must be False, True, 'host' or 'rank'"),
         ({"callbacks": [print]}, ValueError, "must have objects of a subclass of FitCallback only"),
         ({"run_id": "mine"}, ValueError, "run_id is 'mine', but there is no store"),
         ({"min_num_proc": 1, "train_steps_per_epoch": 2}, ValueError, "workers that come and go see all rows"),
