@@ -80,8 +80,8 @@ def difference(models: Mapping[int, Model]) -> str | None:
     """
     first = next(iter(models.values()))
     if len({model.groups for model in models.values()}) > 1:
-        said = {rank: model.groups for rank, model in models.items()}
-        return f"the ranks have {_listed(said)}; give all ranks the same groups"
+        said = {rank: model.groups or "neither groups nor sharded" for rank, model in models.items()}
+        return f"the ranks have {_listed(said)}; give DistributedOptimizer the same arguments on all ranks"
     place = _first_difference(models)
     if place is None or (_match_by_position(models) and not _are_in_other_order(models)):
         return None

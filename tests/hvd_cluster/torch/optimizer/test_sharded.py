@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
-from collectives.api import HorovodInternalError, InvalidRequestError, RefusedCallError
+from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, RefusedCallError
 from hvd_cluster.ops import objects
 from hvd_cluster.torch.optimizer import shard
 from hvd_cluster.torch.optimizer.shard import ELEMENT_WISE, is_element_wise
@@ -430,6 +430,16 @@ def check_bad_input():
         with pytest.raises(InvalidRequestError, match=r"momentum_buffer of 'True.0.weight' has the shape \(2, 2\)"):
             optimizer.load_state_dict(saved)
     train(model, optimizer, range(1, 2))
+
+
+def check_ranks_that_differ():
+    model = build()
+    if hvd.size() > 1:
+        optimizer = hvd.DistributedOptimizer(momentum(model.parameters()), sharded="host" if hvd.rank() else False)
+        backward(model, optimizer, 0)
+        text = r"have neither groups nor sharded on rank 0, sharded='host' on .*the same arguments on all ranks"
+        with pytest.raises(MismatchError, match=text):
+            optimizer.step()
 
 
 def check_elastic_state(places=PLACES):
