@@ -62,9 +62,12 @@ def test_the_script():
     assert "--seed" in shown.stdout
 
 
-def test_the_result_is_that_of_an_undisturbed_training():
+@pytest.mark.parametrize("model", ["numpy", "sharded"])
+def test_the_result_is_that_of_an_undisturbed_training(model):
     """The long form: scripts/faults --samples batches --model torch --events 20."""
-    campaign = Campaign(seed=8, events=3, ranks=3, samples="batches")
+    if model == "sharded":
+        pytest.importorskip("torch")
+    campaign = Campaign(seed=8, events=3, ranks=3, samples="batches", model=model)
     campaign.run()
     assert len(campaign.outcomes) == 3
     assert campaign.difference < 1e-9
