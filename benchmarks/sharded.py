@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -142,16 +142,24 @@ def measure(side: str, model: str, optimizer: str, rounds: int, steps: int) -> t
     return seconds[1:], added
 
 
+def take_turns(
+    sides: Sequence[str], ranks: int, model: str, optimizer: str, arguments: argparse.Namespace
+) -> Iterator[tuple[str, list[float], float]]:
+    """A job of each side, one after the other: the seconds of its steps, by round, and the MB of all its ranks."""
+    for side in sides:
+        given = (side, model, optimizer, arguments.rounds, arguments.steps)
+        found = hvd_cluster.run(measure, given, num_proc=ranks)
+        yield side, found[0][0], sum(added for _, added in found)
+
+
 def records(ranks: int, model: str, optimizer: str, arguments: argparse.Namespace) -> list[dict[str, object]]:
     """A row for each side."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     memory: dict[str, list[float]] = {side: [] for side in SIDES}
     for _ in range(arguments.launches):
-        for side in SIDES:
-            given = (side, model, optimizer, arguments.rounds, arguments.steps)
-            found = hvd_cluster.run(measure, given, num_proc=ranks)
-            seconds[side].extend(found[0][0])
-            memory[side].append(sum(added for _, added in found))
+        for side, of_steps, added in take_turns(SIDES, ranks, model, optimizer, arguments):
+            seconds[side].extend(of_steps)
+            memory[side].append(added)
     median = {side: statistics.median(values) for side, values in seconds.items()}
     return [
         {
@@ -169,16 +177,21 @@ def records(ranks: int, model: str, optimizer: str, arguments: argparse.Namespac
     ]
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="numbers of processes (default: 2)")
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """--ranks, --models, --rounds, --steps, --launches and --json: the jobs, and how long each one is."""
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="numbers of processes (default: %(default)s)")
     parser.add_argument("--models", nargs="+", default=["MLP", "ResNet-18", "transformer"], choices=MODELS)
-    parser.add_argument("--optimizers", nargs="+", default=["SGD", "AdamW", "AdamW, fused"], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=5, help="rows of steps (default: 5)")
     parser.add_argument("--steps", type=int, default=10, help="steps in a row (default: 10)")
     add_launches_argument(parser, 3)
     add_json_argument(parser)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--optimizers", nargs="+", default=["SGD", "AdamW", "AdamW, fused"], metavar="NAME")
+    add_job_arguments(parser)
     arguments = parser.parse_args()
     found = [
         record
