@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+SCHEDULE = Path("/proc/self/schedstat")
+"""Of the main thread, whichever thread reads it: nanoseconds on a core, nanoseconds in a run queue, time slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,17 @@ def usable_cores() -> int:
 def usable_numbers() -> tuple[int, ...]:
     """The numbers of as many cores as this process may use; ranks with one affinity and one quota have the same."""
     return tuple(sorted(os.sched_getaffinity(0))[: _quota()])
+
+
+def queued_seconds() -> float:
+    """How long the main thread of this process could have run but had no core, so far; 0 where nothing tells."""
+    return queued_seconds_of(SCHEDULE)
+
+
+def queued_seconds_of(schedule: Path) -> float:
+    """The same, from the file ``schedule``."""
+    fields = _read(schedule).split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 and fields[1].isdigit() else 0.0
 
 
 @functools.cache

@@ -247,10 +247,14 @@ class Waits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WaitReport:
-    """Worker to coordinator: how long this rank waited in the last ``seconds``; sets with short waits are left out."""
+    """Worker to coordinator: how long this rank waited in the last ``seconds``; sets with short waits are left out.
+
+    For ``queued`` of these seconds its main thread could have run, but had no core.
+    """
 
     seconds: float
     waits: tuple[Waits, ...] = ()
+    queued: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +450,7 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Pong: (13, lambda m: ()),
     Accusation: (14, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Connected: (15, lambda m: ()),
-    WaitReport: (16, lambda m: (m.seconds, m.waits)),
+    WaitReport: (16, lambda m: (m.seconds, m.waits, *((m.queued,) if m.queued else ()))),
     Locate: (17, lambda m: ()),
     RankStatus: (18, _pack_status),
 }
@@ -467,7 +471,7 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     13: Pong,
     14: lambda kind, text, details: Accusation(ErrorData(kind, text, tuple(details))),
     15: Connected,
-    16: lambda seconds, waits: WaitReport(seconds, tuple(Waits(*fields) for fields in waits)),
+    16: lambda seconds, waits, *rest: WaitReport(seconds, tuple(Waits(*fields) for fields in waits), *rest),
     17: Locate,
     18: _unpack_status,
 }

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from collectives.api import Operation, Parameters
+from collectives.cores import queued_seconds
 from collectives.stalls.stragglers import Totals, WaitWindows
 
 if TYPE_CHECKING:  # the driver reads counts, and needs no backend
@@ -209,7 +210,7 @@ class Counters:
 
     def _close(self, now: float) -> None:
         totals = {id: Totals(each.late, each.inside, each.waits) for id, each in self._sets.items()}
-        report = self._windows.close(totals, now)
+        report = self._windows.close(totals, now, queued_seconds())
         if report is not None:
             self._report(report)
 

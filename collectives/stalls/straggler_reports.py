@@ -68,7 +68,14 @@ def describe(straggler: Straggler, host: str) -> str:
     """A sentence about ``straggler``, which runs on ``host``."""
     where = f" of process set {straggler.process_set}" if straggler.process_set else ""
     wait = f"{straggler.seconds * 1e3:.0f} ms each time, {straggler.share:.0%} of their time"
+    advice = _on_cores(straggler, host) if straggler.lacks_cores else _ADVICE[straggler.cause]
     return (
-        f"rank {straggler.rank} on host {host!r} is a straggler: the other ranks{where} wait for it, {wait}. "
-        f"{_ADVICE[straggler.cause]}"
+        f"rank {straggler.rank} on host {host!r} is a straggler: the other ranks{where} wait for it, {wait}. {advice}"
+    )
+
+
+def _on_cores(straggler: Straggler, host: str) -> str:
+    return (
+        f"It waited for a processor for {straggler.queued:.0%} of its own time: host {host!r} has other work, more "
+        "ranks than cores, or a small CPU quota. Give the job cores of its own, or start fewer ranks there"
     )

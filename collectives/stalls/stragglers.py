@@ -10,7 +10,7 @@ import enum
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from collectives.controller.messages import WaitReport, Waits
@@ -22,6 +22,8 @@ RANKS_AT_ONCE = 64
 NOTEWORTHY_SHARE = 0.02
 TRAILING_REPORTS = 4
 """A rank that waits no more still reports so often, which clears the rank that it waited for."""
+EXPLAINING_PART = 0.5
+"""A rank is late because it has no core if it waits for one longer than the others do, by so much of their waits."""
 SIGNIFICANT_SECONDS = 0.025
 SIGNIFICANT_SHARE = 0.02
 """The others wait for a straggler for so long in a window, or for this share of a longer one."""
@@ -48,7 +50,9 @@ class Cause(enum.Enum):
 class Straggler:
     """The other ranks of ``process_set`` wait for ``rank``: ``seconds`` each time, which is ``share`` of their time.
 
-    A rank that is stopped has been silent for ``seconds``.
+    A rank that is stopped has been silent for ``seconds``. For ``queued``, a share of its own time, the main thread of
+    the rank could have run but had no core; 0 where the system does not tell. ``queued_more`` is what is left of it
+    without the usual one of the others.
     """
 
     rank: int
@@ -56,6 +60,13 @@ class Straggler:
     cause: Cause
     seconds: float
     share: float
+    queued: float = 0.0
+    queued_more: float = 0.0
+
+    @property
+    def lacks_cores(self) -> bool:
+        """Whether it is other work on its cores that makes the rank slow, and not the rank itself."""
+        return self.queued_more > 0 and self.queued_more >= EXPLAINING_PART * self.share
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -65,6 +76,8 @@ class Straggler:
             "cause": self.cause.value,
             "seconds": self.seconds,
             "share": self.share,
+            "queued": self.queued,
+            "lacks_cores": self.lacks_cores,
         }
 
 
@@ -94,23 +107,30 @@ class WaitWindows:
         self._seconds = window_seconds(size)
         self._begun: float | None = None
         self._before: dict[int, Totals] = {}
+        self._queued_before = 0.0
         self._trailing = 0
 
-    def close(self, totals: Mapping[int, Totals], now: float) -> WaitReport | None:
-        """The report about the window that ends ``now``; None where nobody needs it. ``totals`` are by process set."""
-        begun, before = self._begun, self._before
-        self._begun, self._before, self.due = now, dict(totals), now + self._seconds
+    def close(self, totals: Mapping[int, Totals], now: float, queued: float = 0.0) -> WaitReport | None:
+        """The report about the window that ends ``now``; None where nobody needs it.
+
+        ``totals`` are by process set. ``queued`` is how long this rank has waited for a core, in seconds, like the
+        totals since the rank has begun.
+        """
+        begun, before, queued_before = self._begun, self._before, self._queued_before
+        self._begun, self._before, self._queued_before, self.due = now, dict(totals), queued, now + self._seconds
         if begun is None or now <= begun:
             return None
         waits = [_difference(id, after, before.get(id, Totals(0.0, 0.0, 0))) for id, after in totals.items()]
-        noteworthy = tuple([each for each in waits if each.late + each.inside >= NOTEWORTHY_SHARE * (now - begun)])
-        if noteworthy:
+        least = NOTEWORTHY_SHARE * (now - begun)
+        noteworthy = tuple([each for each in waits if each.late + each.inside >= least])
+        lacking = max(0.0, queued - queued_before)
+        if noteworthy or lacking >= least:
             self._trailing = TRAILING_REPORTS
         elif not self._trailing:
             return None
         else:
             self._trailing -= 1
-        return WaitReport(now - begun, noteworthy)
+        return WaitReport(now - begun, noteworthy, lacking)
 
 
 def _difference(process_set: int, after: Totals, before: Totals) -> Waits:
@@ -161,12 +181,17 @@ class _Usual:
 
 
 class _Score:
-    """The evidence against one rank for one cause, and when the last of it came."""
+    """The evidence against one rank for one cause, and when the last of it came.
 
-    __slots__ = ("at", "named", "value")
+    ``queued`` has the shares of the rank and of the others in which they waited for a core, for each window with
+    evidence, until the rank is named.
+    """
+
+    __slots__ = ("at", "named", "queued", "value")
 
     def __init__(self) -> None:
         self.value = 0.0
+        self.queued: list[tuple[float, float]] = []
         self.at = float("-inf")
         self.named: Straggler | None = None
 
@@ -257,14 +282,18 @@ class StragglerInspector:
             score = self._scores[key] = _Score()
         if now < score.at + self._spacing:
             return
+        process_set, rank, cause = key
         score.at, score.value = now, min(score.value + evidence, LARGEST_SCORE)
+        if evidence > 0 and score.named is None:
+            score.queued.append(self._queued_shares(rank, process_set))
         if score.value <= 0:
             del self._scores[key]
             if score.named is not None:
                 yield StragglerChange(score.named, True)
         elif score.value >= ENOUGH_EVIDENCE and score.named is None:
-            process_set, rank, cause = key
-            score.named = Straggler(rank, process_set, cause, self._each_time(rank, process_set, cause), share)
+            each_time = self._each_time(rank, process_set, cause)
+            own, usual = [fmean(shares) for shares in zip(*score.queued, strict=True)]
+            score.named = Straggler(rank, process_set, cause, each_time, share, own, max(0.0, own - usual))
             yield StragglerChange(score.named, False)
 
     def _share(self, rank: int, process_set: int, cause: Cause) -> float:
@@ -284,6 +313,13 @@ class StragglerInspector:
             for each in report.waits
         ]
         return sum(own) / report.seconds
+
+    def _queued_shares(self, rank: int, process_set: int) -> tuple[float, float]:
+        """The share of its time in which ``rank`` waits for a core, and the median one of the others in the set."""
+        reports = {member: self._reports.get(member) for member in self._members(process_set)}
+        shares = {member: report.queued / report.seconds if report else 0.0 for member, report in reports.items()}
+        own = shares.pop(rank)
+        return own, median(shares.values())
 
     def _is_unusual(self, rank: int, process_set: int, cause: Cause, now: float) -> bool:
         usual = self._usual.get(rank)

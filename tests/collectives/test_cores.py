@@ -77,3 +77,21 @@ def test_the_quota_of_a_control_group_of_version_1(tmp_path, mount, quota, count
     membership = tmp_path / "membership"
     membership.write_text("4:memory:/a/b\n3:cpu,cpuacct:/a/b\n")
     assert cores.quota_of(tmp_path, membership) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90000 1500000000 7\n", 1.5), ("0 0 0\n", 0.0), ("", 0.0), ("90000\n", 0.0), ("- - -\n", 0.0)],
+)
+def test_the_wait_for_a_core_is_in_the_schedule_of_the_main_thread(tmp_path, text, seconds):
+    (tmp_path / "schedstat").write_text(text)
+    assert cores.queued_seconds_of(tmp_path / "schedstat") == seconds
+
+
+def test_a_system_without_a_schedule_tells_of_no_wait(tmp_path):
+    assert cores.queued_seconds_of(tmp_path / "schedstat") == 0.0
+
+
+def test_the_wait_of_this_process_never_falls():
+    before = cores.queued_seconds()
+    assert 0.0 <= before <= cores.queued_seconds()

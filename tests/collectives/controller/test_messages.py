@@ -71,7 +71,10 @@ messages = st.one_of(
     st.builds(Leave, texts),
     st.builds(Abort, st.builds(ErrorData, texts, texts, id_lists)),
     st.builds(
-        WaitReport, factors, st.lists(st.builds(Waits, st.integers(0, 9), factors, factors, ids), max_size=3).map(tuple)
+        WaitReport,
+        factors,
+        st.lists(st.builds(Waits, st.integers(0, 9), factors, factors, ids), max_size=3).map(tuple),
+        factors,
     ),
     st.just(Left()),
 )

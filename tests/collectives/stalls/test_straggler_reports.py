@@ -27,9 +27,11 @@ class Rank0:
         inspector = StragglerInspector(2, lambda process_set: (0, 1))
         self.reporter = StragglerReporter(inspector, self.events, ("one", "two"))
 
-    def hear(self, report, seconds):
+    def hear(self, report, seconds, of_rank_1=None):
         for _ in range(round(seconds / 0.25)):
             self.now += 0.25
+            if of_rank_1 is not None:
+                self.reporter.hear(1, of_rank_1)
             self.reporter.hear(0, report)
 
 
@@ -59,6 +61,22 @@ def test_a_slow_part_of_operations_is_another_cause(rank_0, caplog):
     rank_0.hear(SLOW, 2 * SECOND)
     assert "slow inside of operations" in caplog.text
     assert [each.cause for each in rank_0.reporter.stragglers] == [Cause.BACKEND]
+
+
+@pytest.mark.parametrize("report", [HELD_UP, SLOW], ids=["late", "slow inside"])
+def test_a_straggler_without_a_core_is_told_from_one_that_computes_for_long(rank_0, caplog, report):
+    rank_0.hear(report, 2 * SECOND, WaitReport(0.25, (), 0.125))
+    [line] = caplog.messages
+    assert line == (
+        "rank 1 on host 'two' is a straggler: the other ranks wait for it, 50 ms each time, 80% of their time. "
+        "It waited for a processor for 50% of its own time: host 'two' has other work, more ranks than cores, or a "
+        "small CPU quota. Give the job cores of its own, or start fewer ranks there"
+    )
+
+
+def test_short_waits_for_a_core_are_no_excuse(rank_0, caplog):
+    rank_0.hear(HELD_UP, 2 * SECOND, WaitReport(0.25, (), 0.05))
+    assert "look at its data and its computation" in caplog.text
 
 
 def test_a_rank_is_in_the_log_once_a_minute(rank_0, caplog):

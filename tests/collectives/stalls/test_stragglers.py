@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.controller.messages import WaitReport, Waits
-from collectives.stalls.stragglers import TRAILING_REPORTS, Cause, StragglerInspector, Totals, WaitWindows, laggards
+from collectives.stalls.stragglers import (
+    TRAILING_REPORTS,
+    Cause,
+    Straggler,
+    StragglerInspector,
+    Totals,
+    WaitWindows,
+    laggards,
+)
 
 STEPS = 20
 
@@ -191,6 +199,46 @@ def test_a_window_has_what_was_waited_in_it():
     assert (waits.late, waits.inside) == (pytest.approx(0.1), pytest.approx(0.2))
     trailing = [windows.close({0: Totals(5.1, 1.2, 11)}, 12.0 + turn) for turn in range(TRAILING_REPORTS + 1)]
     assert trailing == [WaitReport(1.0)] * TRAILING_REPORTS + [None]
+
+
+def test_a_window_has_the_wait_for_a_core_in_it():
+    """A rank for which the others wait has no waits itself, but tells of that one."""
+    windows = WaitWindows(2)
+    assert windows.close({}, 10.0, 7.0) is None
+    assert windows.close({}, 11.0, 7.25) == WaitReport(1.0, (), 0.25)
+    trailing = [windows.close({}, 12.0 + turn, 7.25) for turn in range(TRAILING_REPORTS + 1)]
+    assert trailing == [WaitReport(1.0)] * TRAILING_REPORTS + [None]
+    assert windows.close({}, 20.0, 7.26) is None  # too short to matter
+
+
+@pytest.mark.parametrize(
+    ("more", "share", "lacks"),
+    [(0.0, 0.23, False), (0.1, 0.23, False), (0.12, 0.23, True), (0.4, 0.23, True), (0.0, 0.0, False)],
+)
+def test_a_rank_lacks_cores_if_its_wait_for_one_is_half_of_the_waits_for_it(more, share, lacks):
+    assert Straggler(1, 0, Cause.LATE, 0.05, share, 0.9, more).lacks_cores is lacks
+
+
+@pytest.mark.parametrize(("usual", "lacks"), [(0.0, True), (0.05, False)])
+def test_a_straggler_has_its_average_wait_for_a_core_over_the_windows_of_the_evidence(usual, lacks):
+    """Where the others wait for cores almost as long, that does not make them wait for the straggler."""
+    inspector, changes = StragglerInspector(2, lambda process_set: (0, 1)), []
+    for turn in range(12):
+        changes += inspector.hear(1, WaitReport(0.25, (), 0.05 if turn % 2 else 0.15), turn * 0.25)
+        changes += inspector.hear(0, WaitReport(0.25, (Waits(0, 0.2, 0.0, 4),), usual), turn * 0.25 + 0.01)
+    [(straggler, is_over)] = changes
+    assert (straggler.rank, straggler.cause, is_over) == (1, Cause.LATE, False)
+    assert straggler.queued == pytest.approx((0.6 + 0.2 + 0.6) / 3)
+    assert straggler.queued_more == pytest.approx(straggler.queued - usual / 0.25)
+    assert straggler.lacks_cores is lacks
+
+
+def test_waits_for_a_core_alone_name_nobody():
+    """Where no rank waits for another one, they hold up nobody."""
+    inspector = StragglerInspector(2, lambda process_set: (0, 1))
+    for turn in range(40):
+        for rank in (0, 1):
+            assert inspector.hear(rank, WaitReport(0.25, (), 0.1 * rank), turn * 0.25) == []
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
+from collectives.engine import counters
 from hvd_cluster.core import basics
 
 STEPS = 30
@@ -29,6 +30,11 @@ def train(delayed, steps):
     return basics.engine().stragglers, lines
 
 
+def lack_cores(rank):
+    """From now on, as far as its schedule tells, ``rank`` waits for a core all the time, and no other rank does."""
+    counters.queued_seconds = time.monotonic if hvd.rank() == rank else lambda: 0.0
+
+
 def check(pool, size, delayed):
     found = pool.run(train, delayed, STEPS)
     [straggler], [line] = found[0]
@@ -37,6 +43,7 @@ def check(pool, size, delayed):
     assert line.startswith(f"rank {delayed} on host ")
     assert "is a straggler" in line
     assert found[1:] == [((), [])] * (size - 1)
+    return line
 
 
 @pytest.mark.parametrize(("size", "delayed"), [(2, 1), (4, 0)])
@@ -45,6 +52,15 @@ def test_a_late_rank_of_one_host_is_named_in_time(fresh_pool, size, delayed):
     pool.run(hvd.init)
     assert pool.run(train, None, 5 * STEPS) == [((), [])] * size
     check(pool, size, delayed)
+
+
+@pytest.mark.parametrize(("lacking", "advice"), [(1, "has other work"), (0, "look at its data and its computation")])
+def test_a_late_rank_without_a_core_is_told_from_one_that_has_one(fresh_pool, lacking, advice):
+    """What the other rank lacks says nothing about the late one."""
+    pool = fresh_pool(2)
+    pool.run(hvd.init)
+    pool.run(lack_cores, lacking)
+    assert advice in check(pool, 2, 1)
 
 
 @pytest.mark.parametrize("hosts", [("one", "two"), ("one", "one", "two", "two")])

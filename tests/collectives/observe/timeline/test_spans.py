@@ -300,9 +300,10 @@ def test_the_way_into_an_elastic_job_names_the_worker(traced):
 
 
 def test_a_straggler_is_an_instant_of_all_rows(traced):
-    straggler = Straggler(1, 0, Cause.LATE, 0.05, 0.8)
+    straggler = Straggler(1, 0, Cause.LATE, 0.05, 0.8, 0.6, 0.4)
     records = traced([Straggling(straggler, False, 1.0), Straggling(straggler, True, 2.0)], close=3.0)
     found = [record for record in records if record["name"] == "STRAGGLER"]
     assert [(record["ph"], record["s"]) for record in found] == [("i", "g")] * 2
     told = {"rank": 1, "process_set": 0, "cause": "late submission", "seconds": 0.05, "share": 0.8}
+    told |= {"queued": 0.6, "lacks_cores": True}
     assert [record["args"] for record in found] == [{**told, "is_over": False}, {**told, "is_over": True}]
