@@ -17,6 +17,7 @@ import hvd_cluster.torch as hvd
 from hvd_cluster.gradients.options import Options
 from hvd_cluster.lightning.module_state import names_of
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
+from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 
 MANY_PASSES = 1 << 30
 """More backward passes than add up to one gradient: nothing is sent."""
@@ -46,12 +47,23 @@ class DistributedOptimizers:
         return wrapped
 
     def unwrap(self, optimizer: Any) -> Any:
-        """What :meth:`wrap` got. The distributed form combines nothing any more: the next training has its own."""
+        """What :meth:`wrap` got. The distributed form combines nothing any more: the next training has its own.
+
+        A sharded one has its part of the state only, unless :meth:`unite` was called before.
+        """
         original = next((original for wrapped, original in self._pairs if wrapped() is optimizer), None)
         self._pairs = [pair for pair in self._pairs if pair[0]() not in (optimizer, None)]
         if original is not None and isinstance(optimizer, HookedOptimizer):
             optimizer._combiner.release()
+            if isinstance(optimizer, ShardedOptimizer):
+                optimizer.unshare_parameters()
         return original or optimizer
+
+    def unite(self) -> None:
+        """Let this rank have the full state of each sharded optimizer that :meth:`wrap` has made. A collective."""
+        for wrapped, original in self._pairs:
+            if original is not None and isinstance(each := wrapped(), ShardedOptimizer):
+                each.unite()
 
     def _hooked(self) -> list[HookedOptimizer]:
         """Those in use that combine gradients; Adasum combines in the step."""

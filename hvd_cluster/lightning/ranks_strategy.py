@@ -86,11 +86,12 @@ class RanksStrategy(Parallel):
         groups: int | None = None,
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
+        sharded: bool | str = False,
         **lightning: Any,
     ) -> None:
         super().__init__(cluster_environment=self._environment_kind(process_set), **lightning)
         self._distributed = DistributedOptimizers(
-            Options(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
+            Options(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set, sharded)
         )
         self._undo = ExitStack()
         """End the training. Nothing here waits for other ranks: one that has failed ends alone."""

@@ -23,9 +23,10 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
     ``hvdrun``, Ray, Spark and all other launchers of this project work; the strategy calls ``hvd.init()``. Without a
     launcher it trains on one process. Each process has one device, so ``devices`` and ``num_nodes`` are left out.
 
-    ``compression``, ``op``, ``gradient_predivide_factor``, ``groups``, ``sparse_as_dense`` and ``process_set`` are
-    those of :func:`hvd_cluster.torch.DistributedOptimizer`; the members of ``process_set`` are the ranks of the
-    Trainer, and only they make one. ``accelerator``, ``checkpoint_io`` and ``precision_plugin`` go to Lightning. For
+    ``compression``, ``op``, ``gradient_predivide_factor``, ``groups``, ``sparse_as_dense``, ``process_set`` and
+    ``sharded`` are those of :func:`hvd_cluster.torch.DistributedOptimizer`; the members of ``process_set`` are the
+    ranks of the Trainer, and only they make one. With ``sharded`` all ranks need equally many batches, and all call
+    ``trainer.save_checkpoint()``. ``accelerator``, ``checkpoint_io`` and ``precision_plugin`` go to Lightning. For
     gradients that add up over several batches, use ``Trainer(accumulate_grad_batches=...)``. Learning rates are not
     scaled. Raises InvalidRequestError for bad arguments, when the Trainer is made.
     """
@@ -85,6 +86,11 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
 
     def _schedulers(self) -> Iterator[Any]:
         return (config.scheduler for config in self.lr_scheduler_configs)
+
+    @override
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self._distributed.unite()
 
     def share(self, rank: int) -> None:
         """Go on from the state of the global ``rank``, which has taken the most steps in this epoch."""
