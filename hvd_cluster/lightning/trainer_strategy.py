@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import hvd_cluster.torch as hvd
-from collectives import override
+from collectives import InvalidRequestError, override
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.lightning.bases import Callback, TrainerBase
 from hvd_cluster.lightning.distributed_optimizers import DistributedOptimizers, followed
@@ -40,6 +40,8 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
 
     @override
     def setup(self, trainer: Any) -> None:
+        if trainer.state.fn == "fit":
+            require_no_swaps(trainer.callbacks, self._distributed.options.sharded)
         self._undo.callback(join_metrics(self.lightning_module, self.process_set))
         if trainer.state.fn != "fit":
             super().setup(trainer)
@@ -165,6 +167,19 @@ class FirstCallback(Callback):
         most, least = hvd.allreduce(extremes, name="lightning.batches", op=hvd.Max, process_set=self._process_set)
         if most != -least:
             self._share(last)
+
+
+def require_no_swaps(callbacks: Sequence[Any], sharded: bool | str) -> None:
+    """InvalidRequestError for a callback that exchanges parameters with its averages, where ranks share parameters.
+
+    Each rank would exchange them back.
+    """
+    for callback in callbacks if sharded in (True, "host") else ():
+        if "WeightAveraging" in [base.__name__ for base in type(callback).__mro__]:
+            raise InvalidRequestError(
+                f"sharded={sharded!r} lets the ranks of a host share parameters, but {type(callback).__name__} "
+                'exchanges them with their averages for each validation, once on each rank; give sharded="rank"'
+            )
 
 
 def _inner(optimizer: Any) -> Any:

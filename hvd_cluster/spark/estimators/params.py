@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params
 
 from executors import check_integer
+from hvd_cluster.gradients.options import PLACES
 from hvd_cluster.spark.estimators.model_params import ModelParams
 
 __all__ = ["EstimatorParameter", "EstimatorParams", "ModelParams", "ParameterEffect", "with_parameters"]
@@ -189,8 +190,19 @@ def _getter(parameter: EstimatorParameter) -> Callable[[Any], Any]:
 LOCAL_ROWS = "the rows go from Spark's partitions to files of the workers, without a copy in Parquet and its readers"
 NVTABULAR = "name the columns in feature_cols; encode categories before, as with StringIndexer or OneHotEncoder"
 
+
+def place(name: str, value: Any) -> bool | str:
+    """Where sharded parameters lie, as DistributedOptimizer has it."""
+    if value not in (False, True, *PLACES):
+        raise ValueError(f"{name} is {value!r}, but must be False, True, {' or '.join(map(repr, PLACES))}")
+    return value if isinstance(value, str) else bool(value)
+
+
 PASSES = EstimatorParameter("backward_passes_per_step", "batches whose gradients make one step", 1, whole(1))
-"""For the frameworks that have it."""
+SHARDED = EstimatorParameter(
+    "sharded", "whether each worker updates its part of the parameters: True, 'host' or 'rank'", False, place
+)
+"""For the frameworks that have them."""
 
 COMMON = (
     EstimatorParameter("num_proc", "number of workers; None means spark.default.parallelism", None, whole(1)),

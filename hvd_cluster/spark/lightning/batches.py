@@ -12,6 +12,7 @@ from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.spark.estimators.columns import key_of
 from hvd_cluster.spark.estimators.history import require_rows, with_all_ranks
 from hvd_cluster.spark.torch.batches import BatchLayout
+from hvd_cluster.spark.torch.training import any_batch
 
 Batch: TypeAlias = "dict[Any, torch.Tensor]"
 Form: TypeAlias = "dict[Any, tuple[torch.dtype, tuple[int, ...]]]"
@@ -50,16 +51,20 @@ class NamedBatches:
     """Each iteration is an epoch of ``shard``, of at most ``limit`` batches. All ranks begin an epoch together.
 
     A rank without rows has one batch in an epoch, so that it goes the same way through the loops of Lightning as the
-    others: zeros that look like their batches. Then :attr:`is_filler` is true. Raises ValueError, on all ranks, where
-    none has rows.
+    others: zeros that look like their batches. With ``together``, all ranks have as many batches as the rank with the
+    most. Then :attr:`is_filler` is true. Raises ValueError, on all ranks, where none has rows.
     """
 
-    def __init__(self, shard: Any, layout: NamedLayout, dtype: torch.dtype, limit: int | None) -> None:
+    def __init__(
+        self, shard: Any, layout: NamedLayout, dtype: torch.dtype, limit: int | None, together: bool = False
+    ) -> None:
         self._shard = shard
         self._layout = layout
         self._dtype = dtype
         self._limit = limit
         self._most: int | None = None
+        self.together = together
+        self.own = 0
         self.is_filler = False
         self.ranks_with_rows: list[int] = []
 
@@ -73,8 +78,16 @@ class NamedBatches:
             self._most = max(allgather_object(min(own, self._limit or own), "lightning.batches"))
         return self._most
 
+    def begin(self, batch_idx: int) -> None:
+        """Training begins with the batch of this number; Lightning has fetched the next one already."""
+        self.is_filler = batch_idx >= self.own
+
+    def end(self) -> None:
+        """The batch is done: what comes until the next one, such as a validation, has rows."""
+        self.is_filler = False
+
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the next epoch."""
+        """The batches of the next epoch; :attr:`own` counts those with rows of this rank."""
         batches = self._batches()
         first, forms = with_all_ranks(
             lambda: next(batches, None),
@@ -84,9 +97,17 @@ class NamedBatches:
         known = {rank: form for rank, form in enumerate(forms) if form is not None}
         self.ranks_with_rows = list(known)
         require_rows(bool(known))
-        self.is_filler = first is None
-        yield filler(known[self.ranks_with_rows[0]]) if first is None else first
-        yield from batches
+        self.own = 0
+        form = known[self.ranks_with_rows[0]]
+        yield self._counted(first, form)
+        batch = next(batches, None)
+        while any_batch(batch) if self.together else batch is not None:
+            yield self._counted(batch, form)
+            batch = next(batches, None)
+
+    def _counted(self, batch: Batch | None, form: Form) -> Batch:
+        self.own += batch is not None
+        return filler(form) if batch is None else batch
 
     def _batches(self) -> Iterator[Batch]:
         return (self._layout.batch(rows, self._dtype) for rows in itertools.islice(self._shard.torch(), self._limit))

@@ -10,6 +10,7 @@ import torch
 from collectives import override
 from hvd_cluster.spark.estimators.columns import FitColumns
 from hvd_cluster.spark.estimators.params import (
+    SHARDED,
     EstimatorParameter,
     ineffective,
     refused,
@@ -23,6 +24,7 @@ from hvd_cluster.spark.lightning.modules import (
     check_averaging,
     check_callbacks,
     check_module,
+    check_sharded,
     check_trainer_arguments,
     lightning_base,
     overrides,
@@ -67,6 +69,7 @@ OWN = (
     EstimatorParameter(
         "num_gpus", "GPUs of a worker, 0 or 1; None: as use_gpu says", None, gpus, accessors=("NumGPUs",)
     ),
+    SHARDED,
     ineffective("loader_num_epochs", None, "each row is seen once in an epoch; epochs says how often"),
     ineffective("debug_data_loader", False, LOCAL_BATCHES),
     ineffective("train_async_data_loader_queue_size", None, LOCAL_BATCHES),
@@ -146,6 +149,7 @@ class LightningEstimator(TorchBasedEstimator):
         check_callbacks(settings["callbacks"], package)
         check_averaging(model, settings["callbacks"])
         check_trainer_arguments(settings["trainer_args"] or {}, package)
+        check_sharded(model, settings)
 
     @override
     def _training(

@@ -27,6 +27,7 @@ from hvd_cluster.spark.lightning.learning_rates import (
 )
 from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of
 from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base
+from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 
 if TYPE_CHECKING:
 
@@ -152,6 +153,7 @@ class ValueExchange(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._batches.begin(batch_idx)
         rows = 0 if self._batches.is_filler else checked_rows(batch)
         self._values.begin(self._train, rows, is_training=True)
         if rows == 1:  # which has no variance, so layers of batch norm use their running averages for it
@@ -164,6 +166,7 @@ class ValueExchange(Callback):
 
     @override
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._batches.end()
         loss = loss_of(outputs)
         if loss is not None and pl_module.automatic_optimization:
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it
@@ -180,9 +183,18 @@ class ValueExchange(Callback):
     def _share(self, trainer: Any) -> None:
         """Ranks without rows get the state of one with rows: the batch that they have is no step."""
         self._has_shared = True
+        if self._batches.together:
+            self._share_buffers(trainer.lightning_module)
+            return
         with_rows = self._batches.ranks_with_rows
         if len(with_rows) < basics.size():
             trainer.strategy.share(with_rows[0])
+
+    def _share_buffers(self, module: Any) -> None:
+        """All ranks have made the same steps, but those of batches with rows change averages of batch norm."""
+        counts = allgather_object(self._batches.own, "lightning.own_batches")
+        if min(counts) < max(counts):
+            hvd.broadcast_parameters(list(module.named_buffers()), counts.index(max(counts)))
 
     @override
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -275,6 +287,9 @@ class FitRecorder(Callback):
         record.history.append(record_of(epoch, record.totals, [between for _, between in gathered], self._reporter))
         if trainer.should_stop:
             record.epochs = EpochRange(record.epochs.first, epoch + 1)
+        for optimizer in trainer.optimizers:
+            if isinstance(optimizer, ShardedOptimizer):
+                optimizer.unite()  # rank 0 asks for its state
         self._keep(self._monitor.value(record, trainer.callback_metrics), epoch)
         if self._save is not None:
             self._save(trainer)

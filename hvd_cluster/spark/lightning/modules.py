@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import hvd_cluster.torch as hvd
 from hvd_cluster.spark.estimators.columns import key_of
 from hvd_cluster.spark.torch.batches import (
     BatchLayout,
@@ -98,6 +99,29 @@ def check_callbacks(callbacks: Sequence[Any], package: str) -> None:
             raise ValueError(
                 f"callbacks has {callback!r}, but must have objects of a subclass of {PACKAGES[package]}.Callback only"
             )
+
+
+def check_sharded(model: Any, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where workers could not share the steps of ``model``, or its parameters, as ``sharded`` says."""
+    if not settings["sharded"]:
+        return
+    if not getattr(model, "automatic_optimization", True):
+        raise ValueError(
+            f"sharded is given, but {type(model).__name__} has manual optimization: a worker with fewer rows does not "
+            "know which steps the others make; let the module have automatic optimization, or leave out sharded"
+        )
+    synchronizes = (settings["trainer_args"] or {}).get("sync_batchnorm")
+    if synchronizes or any(isinstance(each, hvd.SyncBatchNorm) for each in model.modules()):
+        raise ValueError(
+            "sharded is given with batch norm over all workers, which would wait for a worker that has used up its "
+            "rows; leave out sync_batchnorm and SyncBatchNorm, or sharded"
+        )
+    swaps = [each for each in settings["callbacks"] if lightning_base(type(each), "WeightAveraging") is not None]
+    if swaps and settings["sharded"] != "rank":
+        raise ValueError(
+            f"sharded is {settings['sharded']!r}, but the callback {type(swaps[0]).__name__} exchanges parameters with "
+            'their averages, once in each worker that shares them; give sharded="rank"'
+        )
 
 
 def check_averaging(model: torch.nn.Module, callbacks: Sequence[Any]) -> None:

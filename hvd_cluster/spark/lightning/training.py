@@ -67,7 +67,7 @@ class LightningTraining:
         self.device = rank_device(fit.use_gpu)
         self.module = self._module()
         dtype = next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
-        self.batches = NamedBatches(shard, fit.layout, dtype, fit.train_steps)
+        self.batches = NamedBatches(shard, fit.layout, dtype, fit.train_steps, together=bool(fit.sharded))
         self.validation = self._validation(shard.validation, dtype)
         checkpoint = checkpoint_of(broadcast_object(fit.run.read() if basics.rank() == 0 else None, 0, "lightning.run"))
         self.resumed = None if checkpoint is None else self._resumable(checkpoint)
@@ -151,7 +151,7 @@ class LightningTraining:
                 "enable_model_summary": False,
                 "default_root_dir": self.folder,
                 **fit.arguments,
-                "strategy": strategy(compression=fit.compression or hvd.Compression.none),
+                "strategy": strategy(compression=fit.compression or hvd.Compression.none, sharded=fit.sharded),
                 "accelerator": "cpu" if self.device.type == "cpu" else "gpu",
                 "devices": 1,
                 "max_epochs": self.record.epochs.end,
@@ -216,7 +216,10 @@ def quiet(verbose: int) -> Iterator[None]:
 
 
 def skip_fillers(module: Any, batches: NamedBatches) -> None:
-    """Let ``module`` neither see a batch that is no rows, nor step: this rank joins the steps of the others then."""
+    """Let ``module`` not see a batch that is no rows.
+
+    It does not step then, because this rank joins the steps of the others, unless all ranks have the same batches.
+    """
     see, step = module.training_step, module.optimizer_step
 
     @functools.wraps(see)
@@ -229,7 +232,7 @@ def skip_fillers(module: Any, batches: NamedBatches) -> None:
     def optimizer_step(
         epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        if batches.is_filler and optimizer_closure is not None:
+        if batches.is_filler and not batches.together and optimizer_closure is not None:
             optimizer_closure()
         else:
             step(epoch, batch_idx, optimizer, optimizer_closure, *args, **kwargs)

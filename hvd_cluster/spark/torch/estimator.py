@@ -8,11 +8,11 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from collectives import override
-from hvd_cluster.gradients.options import PLACES
 from hvd_cluster.spark.estimators.columns import FitColumns, check_shapes, check_strings, has_strings
 from hvd_cluster.spark.estimators.estimator import FitPlan, HorovodEstimator
 from hvd_cluster.spark.estimators.params import (
     PASSES,
+    SHARDED,
     EstimatorParameter,
     called,
     listed,
@@ -32,22 +32,13 @@ __all__ = ["TorchEstimator"]
 L = TypeVar("L", bound=BatchLayout)
 
 
-def place(name: str, value: Any) -> bool | str:
-    """Where sharded parameters lie, as DistributedOptimizer has it."""
-    if value not in (False, True, *PLACES):
-        raise ValueError(f"{name} is {value!r}, but must be False, True, {' or '.join(map(repr, PLACES))}")
-    return value if isinstance(value, str) else bool(value)
-
-
 OWN = (
     EstimatorParameter("input_shapes", "the shape of each input, with -1 for the rows", None, shapes),
     EstimatorParameter(
         "loss_constructors", "functions that make the losses in the worker, instead of loss", None, listed
     ),
     EstimatorParameter("train_minibatch_fn", "a function in place of the inner step", None, called),
-    EstimatorParameter(
-        "sharded", "whether each worker updates its part of the parameters: True, 'host' or 'rank'", False, place
-    ),
+    SHARDED,
     PASSES,
 )
 

@@ -62,6 +62,7 @@ class TorchSettings(FitSettings):
     metrics: Sequence[Any] = field(default=(), metadata=parameter("metrics"))
     seed: int | None = field(default=None, metadata=parameter("random_seed"))
     use_gpu: bool = field(default=True, metadata=parameter("use_gpu"))
+    sharded: bool | str = field(default=False, metadata=parameter("sharded"))
 
 
 @dataclass
@@ -74,7 +75,6 @@ class TorchFit(TorchSettings):
     run: RunFolder
     loss_constructors: Any = field(default=None, metadata=parameter("loss_constructors"))
     passes: int = field(default=1, metadata=parameter("backward_passes_per_step"))
-    sharded: bool | str = field(default=False, metadata=parameter("sharded"))
     minibatch: Callable[..., Any] | None = field(default=None, metadata=parameter("train_minibatch_fn"))
     elastic: bool = False
 
@@ -116,6 +116,12 @@ def train_minibatch(
         optimizer.step()
         optimizer.zero_grad()
     return outputs, loss
+
+
+def any_batch(own: Any) -> bool:
+    """Whether a rank has a batch; ``own`` is that of this one, or None. All ranks call it."""
+    found = hvd.allreduce(torch.tensor([own is not None]), op=hvd.Max, name="estimator.batch")
+    return bool(found.item())
 
 
 class Training:
@@ -312,7 +318,7 @@ class Training:
         averages = RowAverages()
         batches = itertools.islice(self.shard.torch(), self.fit.train_steps)
         batch = next(batches, None)
-        while self._has_batch(batch is not None):
+        while any_batch(batch):
             if batch is not None:
                 self._train_batch(batch, averages)
                 self._report(averages)
@@ -323,12 +329,6 @@ class Training:
             batch = next(batches, None)
         self._finish_passes()
         return averages
-
-    @staticmethod
-    def _has_batch(own: bool) -> bool:
-        """Whether any rank has one."""
-        found = hvd.allreduce(torch.tensor([own]), op=hvd.Max, name="estimator.batch")
-        return bool(found.item())
 
     def _report(self, averages: RowAverages) -> None:
         if basics.rank() == 0:

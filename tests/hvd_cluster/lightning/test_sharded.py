@@ -188,6 +188,26 @@ def test_a_module_and_its_optimizer_are_trained_again(pair):
     assert state["state"][0]["step"] == 24
 
 
+def test_averages_of_weights(pair):
+    """They take the place of the parameters for each validation."""
+
+    def averaged(sharded):
+        from lightning.pytorch.callbacks import WeightAveraging
+
+        return train(sharded, callbacks=[WeightAveraging(use_buffers=False)])
+
+    def has_averaging():
+        from lightning.pytorch import callbacks
+
+        return hasattr(callbacks, "WeightAveraging")
+
+    if not all(pair.run(has_averaging)):
+        pytest.skip("this Lightning has no WeightAveraging")
+    assert_same_training(pair, averaged, ["rank"])
+    with pytest.raises(ValueError, match=r'share parameters, but WeightAveraging .*; give sharded="rank"'):
+        pair.run(lambda: averaged(True))
+
+
 def test_two_optimizers_by_hand(pair):
     def by_hand(sharded):
         import hvd_cluster.torch as hvd

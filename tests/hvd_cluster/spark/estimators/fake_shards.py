@@ -32,6 +32,17 @@ def line(rows, batch_size=4, first=0, validation=None, weights=None):
     return FakeShard([x], [2 * x], batch_size, weights, validation)
 
 
+def same(one, other):
+    """Whether nested states are equal, to the last bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
 class TwoHeads(torch.nn.Module):
     """Two inputs, two outputs."""
 

@@ -8,11 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 
-from fake_shards import FakeShard, TwoHeads, line  # noqa: E402
+from fake_shards import FakeShard, TwoHeads, line, same  # noqa: E402
 from lightning_fits import ONE, TWO, fit_of, line_module, losses, trained, weight  # noqa: E402
 from lightning_fits import modules_by_value as modules_by_value  # noqa: E402  a fixture
 
 from hvd_cluster.spark.estimators.run import RunFolder  # noqa: E402
+from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.lightning.batches import NamedLayout  # noqa: E402
 from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
 from hvd_cluster.spark.torch.training import TorchFit  # noqa: E402
@@ -233,6 +234,24 @@ def test_a_model_of_torch_trains_as_in_a_torch_estimator(ranks):
         assert torch.allclose(found["optimizer"]["state"][0][name], value)
 
 
+@TWO
+@pytest.mark.parametrize("options", [{}, {"sharded": True}])
+def test_a_rank_without_rows_left_validates_its_own(ranks, options):
+    """The validation of a model of torch is a training step."""
+
+    def validated(rows):
+        model = torch.nn.Linear(1, 1)
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, 1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        losses_of = [torch.nn.functional.mse_loss]
+        fit = fit_of(model, optimizer=optimizer, losses=losses_of, **options)
+        shards = line(rows, validation=line(5)), line(12, validation=line(3, first=7))
+        return losses(trained(ranks, fit, *shards), "validation")
+
+    assert validated(0) == validated(4) == validated(12)
+
+
 def with_metric():
     import lightning
     import torchmetrics
@@ -343,3 +362,57 @@ def test_layers_that_come_after_the_start_are_refused(ranks, hook):
     setattr(type(module), hook, add)
     with pytest.raises(ValueError, match=r"state_dict: late.weight; .* so make layers in __init__"):
         trained(ranks, fit_of(module), line(4), line(0))
+
+
+def wide_module():
+    """A LightningModule with batch norm, and a scheduler that counts steps."""
+    module = line_module(optimizer=torch.optim.AdamW, rate=0.05)
+    torch.manual_seed(0)
+    module.layer = torch.nn.Sequential(
+        torch.nn.Linear(1, 70), torch.nn.BatchNorm1d(70), torch.nn.Tanh(), torch.nn.Linear(70, 1)
+    )
+
+    def configure_optimizers(module):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    type(module).configure_optimizers = configure_optimizers
+    return {"model": module}
+
+
+def plain_model():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 70), torch.nn.Tanh(), torch.nn.Linear(70, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    return {"model": model, "optimizer": optimizer, "losses": [torch.nn.functional.mse_loss]}
+
+
+@TWO
+@pytest.mark.parametrize(
+    ("place", "make", "rows", "arguments"),
+    [
+        ("host", wide_module, (8, 8), {"gradient_clip_val": 0.5}),
+        ("rank", plain_model, (0, 23), {}),
+        ("host", wide_module, (0, 23), {"gradient_clip_val": 0.5}),
+        ("host", plain_model, (20, 12), {"accumulate_grad_batches": 2}),
+        ("rank", wide_module, (12, 20), {"accumulate_grad_batches": 3}),
+    ],
+)
+def test_a_sharded_fit_has_the_result_of_a_plain_one(ranks, place, make, rows, arguments, tmp_path):
+    """Also on uneven and empty shards, with a best epoch in the middle, and after it goes on from a checkpoint."""
+
+    def outcome(sharded, folder):
+        run = RunFolder(Store.create(str(tmp_path / folder)), "run")
+        for epochs in (3, 2):
+            fit = fit_of(run=run, epochs=epochs, sharded=sharded, arguments=dict(arguments), **make())
+            found = trained(ranks, fit, *[line(each, validation=line(4)) for each in rows])
+        return found
+
+    plain, sharded = outcome(False, "plain"), outcome(place, "sharded")
+    for found in (plain, sharded):
+        for record in found["history"]:
+            del record["seconds"]
+    for key in plain:
+        assert same(sharded[key], plain[key]), (key, sharded[key], plain[key])
+    assert len(sharded["history"]) == 5

@@ -62,6 +62,12 @@ def plane(package="lightning.pytorch", without=()):
     return Plane()
 
 
+def by_hand():
+    module = plane()
+    module.automatic_optimization = False
+    return module
+
+
 def estimator_of(model=None, **options):
     options = {"num_proc": 2, "verbose": 0, "feature_cols": ["features"], "label_cols": ["y"], **options}
     return LightningEstimator(model=plane() if model is None else model, **options)
@@ -197,6 +203,17 @@ OPTIMIZER = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1)
             "trainer_args has 'gradient_clip', which the Trainer of pytorch_lightning does not have; did you mean 'gra",
         ),
         (plane(), {"trainer_args": 3}, "trainer_args is 3, but must be a dictionary"),
+        (plane(), {"sharded": "gpu"}, "sharded is 'gpu', but must be False, True, 'host' or 'rank'"),
+        (
+            by_hand(),
+            {"sharded": True},
+            "sharded is given, but Plane has manual optimization: .* automatic optimization",
+        ),
+        (
+            plane(),
+            {"sharded": True, "trainer_args": {"sync_batchnorm": True}},
+            "sharded is given with batch norm over all workers, .* leave out sync_batchnorm",
+        ),
         (plane(), {"num_gpus": 2}, "num_gpus is 2, but a worker has one GPU or none"),
         (plane(), {"min_num_proc": 1}, "min_num_proc is 1, but there is no such feature here: a Trainer cannot go on"),
         (plane(), {"train_minibatch_fn": LOSS}, "train_minibatch_fn is .* write training_step of a LightningModule"),

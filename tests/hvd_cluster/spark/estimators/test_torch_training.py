@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import cloudpickle  # noqa: E402
 import fake_shards  # noqa: E402
-from fake_shards import FakeShard, TwoHeads, line  # noqa: E402
+from fake_shards import FakeShard, TwoHeads, line, same  # noqa: E402
 
 import hvd_cluster.torch as hvd  # noqa: E402
 from hvd_cluster.spark.estimators.run import RunFolder  # noqa: E402
@@ -372,17 +372,6 @@ def test_a_failed_fit_goes_on_from_its_checkpoint(ranks, tmp_path):
     assert torch.allclose(rest["model"]["weight"], whole["model"]["weight"])
     more = trained(ranks, fit_of(*momentum(), run=run, epochs=2), *shards)
     assert [record["epoch"] for record in more["history"]] == list(range(7))
-
-
-def same(one, other):
-    """To the last bit."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 @TWO
