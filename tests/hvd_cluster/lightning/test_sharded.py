@@ -26,6 +26,13 @@ def strategy(sharded, package="lightning.pytorch"):
     return installed_classes()[package.partition(".")[0]].trainer(sharded=sharded)
 
 
+def count_of_shared(module):
+    """How many parameters lie in memory that ranks share."""
+    from hvd_cluster.torch.optimizer.shard import _on_host
+
+    return len(set(module.parameters()) & set(_on_host))
+
+
 def adam(module):
     """Let ``module`` train by Adam; the list gets the optimizers that it makes."""
     made = []
@@ -102,7 +109,6 @@ def test_a_scaler_of_gradients(pair):
 def test_each_rank_has_its_part_while_it_trains(pair):
     def parts(sharded):
         import hvd_cluster.torch as hvd
-        from hvd_cluster.torch.optimizer.shard import _on_host
 
         module = regression(network=wide)
         made = adam(module)
@@ -110,11 +116,11 @@ def test_each_rank_has_its_part_while_it_trains(pair):
 
         def on_train_batch_end(*_):
             state = module.trainer.optimizers[0].state.values()
-            seen.append((sum(each["exp_avg"].numel() for each in state), len(set(module.parameters()) & set(_on_host))))
+            seen.append((sum(each["exp_avg"].numel() for each in state), count_of_shared(module)))
 
         module.on_train_batch_end = on_train_batch_end
         fit(module, loader(4, share=(hvd.rank(), 2)), strategy=strategy(sharded))
-        after = len(set(module.parameters()) & set(_on_host)), len(made[0].state)
+        after = count_of_shared(module), len(made[0].state)
         with torch.no_grad():
             module.network[0].weight.fill_(float(hvd.rank()))
         hvd.barrier()
@@ -241,16 +247,18 @@ def test_ranks_with_different_numbers_of_batches_are_an_error(fresh_pool):
         import hvd_cluster.torch as hvd
 
         hvd.init()
+        module = regression(network=wide)
         try:
-            fit(regression(network=wide), loader(4 + 4 * hvd.rank()), strategy=strategy(True))
+            fit(module, loader(4 + 4 * hvd.rank()), strategy=strategy(True))
         except (hvd.HorovodInternalError, ValueError) as error:
-            return str(error)
+            return str(error), count_of_shared(module)
         finally:
             hvd.shutdown()
 
     one, two = fresh_pool(2).run(uneven)
-    assert "equally many steps, or leave out sharded" in one
-    assert "rank 0" in two
+    assert "equally many steps, or leave out sharded" in one[0]
+    assert "rank 0" in two[0]
+    assert one[1] == two[1] == 0
 
 
 @pytest.mark.parametrize(("options", "problem"), [({"sharded": "gpu"}, "sharded='gpu' must be"), ({}, "Adasum")])
@@ -324,6 +332,7 @@ def test_fabric_saves_and_loads(pair, tmp_path):
         assert found == [(flat(weights(module)), plain(optimizer.state_dict()))] * 2
         if sharded:
             optimizer.unshare_parameters()
+        assert count_of_shared(module) == 0
         return plain(saved), found[0]
 
     saved, _ = assert_same_training(pair, save_and_go_on)
