@@ -27,6 +27,7 @@ from hvd_cluster.spark.lightning.learning_rates import (
 )
 from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of
 from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base
+from hvd_cluster.spark.torch.training import share_buffers
 from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 
 if TYPE_CHECKING:
@@ -184,17 +185,11 @@ class ValueExchange(Callback):
         """Ranks without rows get the state of one with rows: the batch that they have is no step."""
         self._has_shared = True
         if self._batches.together:
-            self._share_buffers(trainer.lightning_module)
+            share_buffers(trainer.lightning_module, self._batches.own)
             return
         with_rows = self._batches.ranks_with_rows
         if len(with_rows) < basics.size():
             trainer.strategy.share(with_rows[0])
-
-    def _share_buffers(self, module: Any) -> None:
-        """All ranks have made the same steps, but those of batches with rows change averages of batch norm."""
-        counts = allgather_object(self._batches.own, "lightning.own_batches")
-        if min(counts) < max(counts):
-            hvd.broadcast_parameters(list(module.named_buffers()), counts.index(max(counts)))
 
     @override
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import hvd_cluster.torch as hvd
 from hvd_cluster.spark.estimators.columns import key_of
 from hvd_cluster.spark.torch.batches import (
     BatchLayout,
     CombinedLoss,
+    check_batch_norm,
     fitted_outputs,
     metric_groups,
     metric_values,
@@ -110,12 +110,7 @@ def check_sharded(model: Any, settings: Mapping[str, Any]) -> None:
             f"sharded is given, but {type(model).__name__} has manual optimization: a worker with fewer rows does not "
             "know which steps the others make; let the module have automatic optimization, or leave out sharded"
         )
-    synchronizes = (settings["trainer_args"] or {}).get("sync_batchnorm")
-    if synchronizes or any(isinstance(each, hvd.SyncBatchNorm) for each in model.modules()):
-        raise ValueError(
-            "sharded is given with batch norm over all workers, which would wait for a worker that has used up its "
-            "rows; leave out sync_batchnorm and SyncBatchNorm, or sharded"
-        )
+    check_batch_norm(model, bool((settings["trainer_args"] or {}).get("sync_batchnorm")))
     swaps = [each for each in settings["callbacks"] if lightning_base(type(each), "WeightAveraging") is not None]
     if swaps and settings["sharded"] != "rank":
         raise ValueError(

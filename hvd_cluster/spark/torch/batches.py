@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+import hvd_cluster.torch as hvd
 from hvd_cluster.spark.estimators.columns import FitColumns, Names, key_of
 
 Loss = Callable[..., torch.Tensor]
@@ -216,3 +217,12 @@ def metric_values(
         for group, functions in enumerate(groups)
         for output in range(len(labels))
     }
+
+
+def check_batch_norm(model: torch.nn.Module, synchronizes: bool = False) -> None:
+    """Raise ValueError where batch norm of ``model`` needs the rows of all workers in each step of a sharded fit."""
+    if synchronizes or any(isinstance(each, hvd.SyncBatchNorm) for each in model.modules()):
+        raise ValueError(
+            "sharded is given with batch norm over all workers, which would wait for a worker that has used up its "
+            "rows; leave out sync_batchnorm and SyncBatchNorm, or sharded"
+        )

@@ -21,7 +21,7 @@ from hvd_cluster.spark.estimators.params import (
 )
 from hvd_cluster.spark.estimators.run import RunFolder
 from hvd_cluster.spark.rows.columns import Stack
-from hvd_cluster.spark.torch.batches import BatchLayout, for_each_label, metric_groups, unreduced
+from hvd_cluster.spark.torch.batches import BatchLayout, check_batch_norm, for_each_label, metric_groups, unreduced
 from hvd_cluster.spark.torch.callbacks import FitCallback
 from hvd_cluster.spark.torch.model import TORCH_BLOBS, TorchModel
 from hvd_cluster.spark.torch.payload import optimizer_of, packed, unpacked
@@ -115,6 +115,8 @@ class TorchEstimator(TorchBasedEstimator):
                 "LBFGS evaluates the model several times in a step; give a train_minibatch_fn that does so"
             )
         check_losses(settings)
+        if settings["sharded"] and settings["min_num_proc"] is settings["max_num_proc"] is None:
+            check_batch_norm(model)
         for callback in settings["callbacks"]:
             if not isinstance(callback, FitCallback):
                 raise ValueError(f"callbacks has {callback!r}, but must have objects of a subclass of FitCallback only")

@@ -16,6 +16,7 @@ import torch._dynamo  # a second of work at the first use of an optimizer, which
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.core import basics
+from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.spark.estimators.history import (
     LOSS,
     BestEpoch,
@@ -116,6 +117,16 @@ def train_minibatch(
         optimizer.step()
         optimizer.zero_grad()
     return outputs, loss
+
+
+def share_buffers(model: torch.nn.Module, own: int) -> None:
+    """Give all ranks the buffers of the rank with the most batches; this one has had ``own``. All ranks call it.
+
+    They have made the same steps, but only batches with rows change averages of batch norm.
+    """
+    counts = allgather_object(own, "estimator.batches")
+    if min(counts) < max(counts):
+        hvd.broadcast_parameters(list(model.named_buffers()), counts.index(max(counts)))
 
 
 def any_batch(own: Any) -> bool:
@@ -317,9 +328,10 @@ class Training:
         """The same, in which ranks without a batch make the steps of the others: each updates its part in all steps."""
         averages = RowAverages()
         batches = itertools.islice(self.shard.torch(), self.fit.train_steps)
-        batch = next(batches, None)
+        batch, own = next(batches, None), 0
         while any_batch(batch):
             if batch is not None:
+                own += 1
                 self._train_batch(batch, averages)
                 self._report(averages)
             else:
@@ -328,6 +340,7 @@ class Training:
                     self._step_early()
             batch = next(batches, None)
         self._finish_passes()
+        share_buffers(self.model, own)
         return averages
 
     def _report(self, averages: RowAverages) -> None:

@@ -18,6 +18,7 @@ from spark_training import SECONDS, executor_of
 torch = pytest.importorskip("torch")
 
 
+import hvd_cluster.torch as hvd  # noqa: E402
 from hvd_cluster.core import basics  # noqa: E402
 from hvd_cluster.spark.estimators.backend import Backend  # noqa: E402
 from hvd_cluster.spark.estimators.parquet import prepare_data  # noqa: E402
@@ -285,6 +286,11 @@ def test_two_fits_at_once(spark):
         ({"input_shapes": [[-1, 3]]}, ValueError, r"input_shapes says that a row of a, b has the shape \[3\]"),
         ({"num_proc": None, "backend": 3}, ValueError, "backend is 3, but must have the methods run"),
         ({"sharded": "disk"}, ValueError, "sharded is 'disk', but must be False, True, 'host' or 'rank'"),
+        (
+            {"sharded": True, "model": hvd.SyncBatchNorm(2)},
+            ValueError,
+            "sharded is given with batch norm over all workers",
+        ),
         ({"callbacks": [print]}, ValueError, "must have objects of a subclass of FitCallback only"),
         ({"run_id": "mine"}, ValueError, "run_id is 'mine', but there is no store"),
         ({"min_num_proc": 1, "train_steps_per_epoch": 2}, ValueError, "workers that come and go see all rows"),

@@ -399,3 +399,11 @@ def test_a_sharded_fit_has_the_result_of_a_plain_one(ranks, place, rows, options
     for key in plain:
         assert same(sharded[key], plain[key]), (key, sharded[key], plain[key])
     assert len(sharded["history"]) == 5
+
+
+@TWO
+def test_buffers_of_a_sharded_fit_are_those_of_the_rank_with_the_most_rows(ranks):
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+    fit = fit_of(model, torch.optim.SGD(model.parameters(), lr=0.01), sharded=True)
+    outcome = trained(ranks, fit, line(0), line(23))
+    assert outcome["model"]["0.num_batches_tracked"].item() == 6
