@@ -43,6 +43,10 @@ class StateHandler(Part):
         self.value = value
         self.save()
 
+    def require_replaceable(self) -> None:
+        """InvalidRequestError if the last commit needs this value, so that no other one can take its place now."""
+        return
+
     @override
     def light(self) -> Any:
         self.save()
@@ -201,6 +205,9 @@ class HandledState(ObjectState):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A value of a state gets a new object: its handler, too."""
+        handler = self.__dict__.get("_handlers", {}).get(name)
+        if handler is not None and handler.value is not value:
+            handler.require_replaceable()
         super().__setattr__(name, value)
         if name in self.__dict__.get("_names", ()):
             self._handle(name, value)

@@ -156,7 +156,7 @@ class _Run:
         self._leave()
         change = session.change_as_planned(self.has_reset)
         self._resets = change.resets
-        self._skip_sync = change.together and interrupt.skip_sync and getattr(self._state, "is_complete", True)
+        self._skip_sync = change.together and interrupt.skip_sync and getattr(self._state, "_is_complete", True)
 
     def give(self, change: session.Change) -> None:
         """Agree on one state in a world with newcomers, the one after ``change``."""

@@ -46,7 +46,10 @@ class Part(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether this rank has all heavy values, and needs no copy to go on without another rank."""
+        """Whether this rank has all heavy values, and no other rank changes them.
+
+        Otherwise each commit makes a copy, and only that counts after a loss.
+        """
         return True
 
     def included(self) -> Sequence[object]:

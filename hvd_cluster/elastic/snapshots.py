@@ -62,7 +62,7 @@ class Snapshots:
         """Whether a full copy must be made when ``commit`` comes from a sync."""
         if self.copied is None or self.copied > commit:
             return True
-        return self.is_unsafe and self.copied != commit
+        return (self.is_unsafe or not self._is_complete) and self.copied != commit
 
     def _marks(self) -> Marks:
         versions = sum(part.versions() for part in self._parts().values())  # waits for a step that still runs

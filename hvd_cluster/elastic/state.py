@@ -301,7 +301,7 @@ class ObjectState(State):
         )
 
     @property
-    def is_complete(self) -> bool:
+    def _is_complete(self) -> bool:
         """Whether this rank has all of its values, and needs no :meth:`sync` where all ranks have the same commit."""
         return all(part.is_complete for part in self._parts().values())
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from collectives import override
+from collectives import InvalidRequestError, override
+from hvd_cluster.core import basics
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.ops.structures import mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -38,6 +39,11 @@ class ModelStateHandler(SnapshotHandler):
     def put_light(self, light: dict[str, Any]) -> None:
         if light:
             self.value.load_state_dict(copy.deepcopy(light), strict=False)
+
+    @override
+    def require_replaceable(self) -> None:
+        if self._left_out:
+            raise _not_replaceable("model")
 
     @override
     def leave_out(self, included: Sequence[object]) -> None:
@@ -94,6 +100,17 @@ class OptimizerStateHandler(SnapshotHandler):
             value.expect_commits()
 
     @override
+    def set_value(self, value: torch.optim.Optimizer) -> None:
+        super().set_value(value)
+        if isinstance(value, ShardedOptimizer):
+            value.expect_commits()
+
+    @override
+    def require_replaceable(self) -> None:
+        if isinstance(self.value, ShardedOptimizer) and self.value.is_spread:
+            raise _not_replaceable("optimizer")
+
+    @override
     def secure(self) -> None:
         if isinstance(self.value, ShardedOptimizer):
             self.value.keep_parts()
@@ -101,7 +118,9 @@ class OptimizerStateHandler(SnapshotHandler):
     @property
     @override
     def is_complete(self) -> bool:
-        return not (isinstance(self.value, ShardedOptimizer) and self.value.is_spread)
+        """Parameters that other ranks update may change although this rank has made no step."""
+        has_others = basics.is_initialized() and basics.size() > 1
+        return not (isinstance(self.value, ShardedOptimizer) and (self.value.is_spread or has_others))
 
     @override
     def light(self) -> list[dict[str, Any]]:
@@ -131,9 +150,10 @@ class OptimizerStateHandler(SnapshotHandler):
 
     @override
     def put_heavy(self, heavy: Any) -> None:
+        values = () if isinstance(heavy, dict) else heavy.read()  # before anything changes
         if isinstance(self.value, ShardedOptimizer):
             self.value.release()
-        state = heavy if isinstance(heavy, dict) else heavy.restored()
+        state = heavy if isinstance(heavy, dict) else heavy.restored(values)
         self.value.state.clear()
         self.value.state.update({key: mapped(each, _cloned) for key, each in state.items()})
 
@@ -163,6 +183,14 @@ class OptimizerStateHandler(SnapshotHandler):
             self.value.unshare_parameters()  # a rank that was left behind may still write there
         for group in parameter_groups(self.value):
             _drop_gradients(group)
+
+
+def _not_replaceable(noun: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the {noun} of a state cannot be replaced while a sharded optimizer has its state in parts, because the last "
+        "commit would lose its parameters; call optimizer.load_state_dict(optimizer.state_dict()) and state.commit() "
+        "before, on all ranks"
+    )
 
 
 def _description(parameter: torch.Tensor) -> str:

@@ -280,9 +280,11 @@ class ParameterShard:
         source = to_buffer(self._own.repeat(len(self._partners)))
         work = submit(operation, source, _new_bytes, name, self._process_set, wait=True, splits=splits)
         work.outcome()
+        parts = [self._memory[bounds[position] : bounds[position + 1]] for position in self._partners]
         received, start = work.result().owner, 0
-        for position in self._partners:
-            part = self._memory[bounds[position] : bounds[position + 1]]
+        if len(received) != sum(map(len, parts)):
+            return  # a partner has joined: the meeting that follows is an error on all ranks
+        for part in parts:
             part.copy_(received[start : start + len(part)])
             start += len(part)
 

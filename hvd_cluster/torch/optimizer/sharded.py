@@ -14,7 +14,7 @@ import torch
 from collectives import HorovodInternalError, InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object, described, gather_object
-from hvd_cluster.ops.rank_copies import Kept, RankCopies
+from hvd_cluster.ops.rank_copies import Kept, Packed, RankCopies
 from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
@@ -40,6 +40,10 @@ LISTS = ("params", "param_names")
 logger = logging.getLogger(__name__)
 
 
+Values = Sequence[tuple[Any, Sequence[StatePart]]]
+"""By rank, the bytes of its part of the parameters, or None, and its parts of the state."""
+
+
 class KeptState(NamedTuple):
     """A ``copy`` of the parts of ``shard`` on all ranks after so many ``steps``; ``others`` belong to no parameter.
 
@@ -52,12 +56,15 @@ class KeptState(NamedTuple):
     others: State
     included: Sequence[torch.Tensor]
 
-    def restored(self) -> State:
-        """Give the parameters that are included their values; the full state, by parameter.
+    def read(self) -> Values:
+        """The parts of all ranks, in memory that may be overwritten later."""
+        return [mapped(each, unpacked_tensor) for each in self.copy.values()]
 
-        Its memory may be overwritten later. The parameters lie in memory of this rank.
+    def restored(self, values: Values) -> State:
+        """Give the parameters that are included their ``values``; the full state, by parameter.
+
+        The parameters lie in memory of this rank.
         """
-        values = [mapped(each, unpacked_tensor) for each in self.copy.values()]
         if self.included:
             self.shard.load([memory for memory, _ in values])
         return {**joined_states(self.shard.parameters, [parts for _, parts in values]), **self.others}
@@ -79,7 +86,8 @@ class ShardedOptimizer(HookedOptimizer):
         self._shard, self._is_spread = None, False
         self._copies: RankCopies | None = None
         self._kept: KeptState | None = None
-        self._last_commit: int | None = None
+        self._expects_commits = self._copies_next = False
+        self._marks: Sequence[tuple[int, int]] = ()
         self._follows_combination = self._has_warned_of_change = False
         self._versions: list[int] = []
         self._steps = 0
@@ -116,26 +124,30 @@ class ShardedOptimizer(HookedOptimizer):
             return super()._update(closure)
         shard = self._present_shard()
         meets = shard.is_shared and bool(self._optimizer_step_pre_hooks or not self._follows_combination)
-        next_call = shard.READY if meets else shard.end
+        end = self._present_copies().first_call if self._copies_next else shard.end
+        next_call = shard.READY if meets else end
         try:
             self._warn_of_change(shard)
             self._run_hooks(self._optimizer_step_pre_hooks)
             if meets:
                 shard.meet(shard.READY[1])  # the script of another rank may still read its parameters
-            next_call = shard.end
+            next_call = end
             self._take_state(shard)
             with self._reduced_to(shard):
                 result = super()._update(closure)
+            packed = self._packed_parts(shard) if self._copies_next else None
         except HorovodInternalError:
             raise
         except Exception as error:
             problem = InvalidRequestError(f"the step of this rank failed ({described(error)})")
             refuse(problem, *next_call, self._options.process_set, None)
             raise
-        self._steps += 1
-        if self._last_commit == self._steps - 1:  # so there will probably be one after this step, too
-            self._copy_parts()
+        if packed is not None:
+            self._keep(packed, shard, self._steps + 1)
         shard.publish()
+        self._steps += 1
+        self._copies_next = False
+        self._marks = self._present_marks()
         self._versions = [parameter._version for parameter in shard.parameters]
         self._run_hooks(self._optimizer_step_post_hooks)
         return result
@@ -182,8 +194,9 @@ class ShardedOptimizer(HookedOptimizer):
             self.unite()
             names, options = self._parameter_names, self._options
             shard = ParameterShard(parameters, names, is_element_wise(self._kind), options.sharded, options.process_set)
-            self._shard, self._copies, self._versions = shard, None, []
-            self._last_commit = None if self._last_commit is None else self._steps  # all ranks have one state here
+            self._shard, self._copies, self._kept, self._versions = shard, None, None, []
+            told = allgather_object(self._expects_commits, f"{NAME}.expects_commits", options.process_set)
+            self._copies_next = all(told)
         return shard
 
     def _take_state(self, shard: ParameterShard) -> None:
@@ -282,30 +295,51 @@ class ShardedOptimizer(HookedOptimizer):
 
     def expect_commits(self) -> None:
         """An elastic state has this optimizer from now on: it will call :meth:`keep_parts` for its commits."""
-        self._last_commit = self._steps
+        self._expects_commits = True
 
     def keep_parts(self) -> None:
         """For a commit, keep a copy of the state where each rank finds all of it, also when others are lost.
 
-        A step after a commit makes the copy already, so a step that all ranks have ended is not lost. Otherwise this is
-        a collective, if the state is spread. Raises as ``RankCopies.keep``.
+        A collective, if the state is spread. A step after a commit makes the copy already; it is made again where the
+        script has changed values since on some rank. Raises as ``RankCopies.keep``. If a rank is lost here, a copy of
+        this rank that nothing has changed counts: all ranks have ended its step.
         """
-        if self._is_spread and (self._kept is None or self._kept.steps != self._steps):
-            self._copy_parts()
-        self._last_commit = self._steps
-
-    def _copy_parts(self) -> None:
         shard = self._shard
-        if shard is None:
+        if shard is None or not self._is_spread:
             return
+        kept = self._kept
+        is_kept = kept is not None and kept.steps == self._steps and list(self._marks) == self._present_marks()
+        try:
+            told = allgather_object(is_kept, f"{NAME}.is_kept", self._options.process_set)
+        except HorovodInternalError:
+            if not is_kept:
+                raise
+            return
+        if not all(told):
+            self._keep(self._packed_parts(shard), shard, self._steps)
+            self._marks = self._present_marks()
+        self._copies_next = True  # there will probably be a commit after the next step, too
+
+    def _present_marks(self) -> list[tuple[int, int]]:
+        """They change with each change of parameters and state by hand."""
+        states = [each for state in self.state.values() if isinstance(state, dict) for each in state.values()]
+        tensors = [each for each in (*self._parameters(), *states) if isinstance(each, torch.Tensor)]
+        return [(id(each), each._version) for each in tensors]
+
+    def _present_copies(self) -> RankCopies:
         if self._copies is None:
             self._copies = RankCopies(f"{NAME}.copies", self._options.process_set)
-        copies = self._copies
-        memory = shard.own_memory if copies.is_shared else None
-        is_uncommitted = self._kept is not None and self._kept.steps != self._last_commit
-        copy = copies.keep(mapped((memory, self._own_parts()), packed_tensor), replaces=is_uncommitted)
-        included = shard.parameters if memory is not None else ()
-        self._kept = KeptState(self._steps, copy, shard, deepcopy(self._others()), included)
+        return self._copies
+
+    def _packed_parts(self, shard: ParameterShard) -> Packed:
+        memory = shard.own_memory if self._present_copies().is_shared else None
+        return Packed.of(mapped((memory, self._own_parts()), packed_tensor))
+
+    def _keep(self, packed: Packed, shard: ParameterShard, steps: int) -> None:
+        self._kept = None  # a copy that is in no commit may be overwritten
+        copy = self._present_copies().keep(packed)
+        included = shard.parameters if packed.value[0] is not None else ()
+        self._kept = KeptState(steps, copy, shard, deepcopy(self._others()), included)
 
     @property
     def kept_state(self) -> KeptState:
@@ -321,6 +355,7 @@ class ShardedOptimizer(HookedOptimizer):
         """This rank is about to get the full state: end the present division, whatever other ranks have."""
         self.unshare_parameters()
         self._shard, self._copies, self._kept, self._is_spread = None, None, None, False
+        self._copies_next = False
 
     def give_way(self, root_rank: int) -> None:
         """All ranks are about to take the state of ``root_rank``: let that rank have all of it. A collective."""

@@ -435,7 +435,9 @@ def check_bad_input():
 def check_ranks_that_differ():
     model = build()
     if hvd.size() > 1:
-        optimizer = hvd.DistributedOptimizer(momentum(model.parameters()), sharded="host" if hvd.rank() else False)
+        named = [(f"differs.{name}", parameter) for name, parameter in model.named_parameters()]
+        place = "host" if hvd.rank() else False
+        optimizer = hvd.DistributedOptimizer(momentum(model.parameters()), named, sharded=place)
         backward(model, optimizer, 0)
         text = r"have neither groups nor sharded on rank 0, sharded='host' on .*the same arguments on all ranks"
         with pytest.raises(MismatchError, match=text):
