@@ -14,6 +14,7 @@ import torch
 import hvd_cluster.torch as hvd
 from hvd_cluster.ops import rank_copies
 from hvd_cluster.torch.elastic.state import TorchState
+from hvd_cluster.torch.optimizer.shard import ParameterShard
 from tests.collectives.engine.job import until
 from tests.hvd_cluster.torch.training import build, flat, loss_of
 from tests.hvd_cluster.torch.worlds import go_to
@@ -290,3 +291,33 @@ def test_the_part_of_a_lost_rank_is_not_lost(fresh_pool, tmp_path, place, run):
     seen, parameters, expected = outcomes[0].unwrap()
     assert seen == [0, 5, 7, 11]
     torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
+
+
+def first_sharded_cycle(state):
+    """The first step in shared memory fails on rank 0, where the ranks meet; rank 1 goes on and updates its part."""
+    meet = ParameterShard.meet
+
+    def fail(shard, name):
+        meet(shard, name)
+        raise hvd.HorovodInternalError("to the next world")
+
+    backward(state)
+    hvd.clip_grad_norm_(state.optimizer, 1e9)  # so the ranks meet before the update
+    fails = process() == 0 and not hasattr(state, "has_failed")
+    state.has_failed = True
+    with mock.patch.object(ParameterShard, "meet", fail) if fails else nullcontext():
+        state.optimizer.step()
+    state.optimizer.zero_grad()
+    commit(state)
+
+
+def test_a_first_step_that_only_some_ranks_have_begun(fresh_pool):
+    """What rank 1 has updated is in the parameters of rank 0, which has made no step."""
+    pool = fresh_pool(2)
+    pool.run(process)
+    places = {rank: [(0, rank, 2), (1, rank, 2)] for rank in range(2)}
+    make_state = partial(new_state, sharded="host")
+    outcomes = pool.run(lambda: live(places[process()], first_sharded_cycle, 4, make_state))
+    for seen, parameters, expected in outcomes:
+        assert seen == [0, 0]
+        torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)

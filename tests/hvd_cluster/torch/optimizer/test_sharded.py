@@ -5,6 +5,7 @@ import os
 import pickle
 import threading
 import warnings
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -481,6 +482,125 @@ def check_elastic_state(places=PLACES):
             hvd.elastic.TorchState(model, optimizer)
 
 
+def in_state(place, name, make=adam):
+    model = build()
+    named = [(f"{name}.{place}.{each}", parameter) for each, parameter in model.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(make(model.parameters()), named, sharded=place)
+    state = hvd.elastic.TorchState(model, optimizer, batch=0)
+    state.sync()
+    return model, optimizer, state
+
+
+def clamp(model, optimizer):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.clamp_(-0.05, 0.05)
+
+
+def load(model, optimizer):
+    model.load_state_dict({name: torch.full_like(each, 0.5) for name, each in model.state_dict().items()})
+
+
+def forget_momentum(model, optimizer):
+    for state in optimizer.state.values():
+        state["exp_avg"].zero_()
+
+
+def check_changes_between_a_step_and_its_commit():
+    """The step has made the copy for the commit already."""
+    for place in PLACES:
+        for change in (clamp, load, forget_momentum):
+            model, optimizer, state = in_state(place, change.__name__)
+            for step in range(2):
+                train(model, optimizer, [step])
+                state.save()
+            hvd.barrier()
+            change(model, optimizer)
+            hvd.barrier()
+            state.save()
+            kept, momenta = flat(model).clone(), optimizer.state_dict()["state"]
+            expected = {key: each["exp_avg"].clone() for key, each in momenta.items()}
+            train(model, optimizer, [3])
+            state.restore()
+            assert torch.equal(flat(model), kept)
+            found = optimizer.state_dict()["state"]
+            assert same({key: each["exp_avg"] for key, each in found.items()}, expected)
+            del optimizer, state
+
+
+def check_copies_after_uncommitted_steps():
+    """Other exchanges of the state come between: no copy that is needed may be overwritten, on any rank."""
+
+    def share(model, optimizer, state):
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    def load_again(model, optimizer, state):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    between = [share, load_again, lambda model, optimizer, state: state.sync()]
+    for place in PLACES:
+        for number, call in enumerate(between):
+            model, optimizer, state = in_state(place, f"between {number}")
+            other = hvd.elastic.TorchState(model, optimizer)
+            other.sync()
+            train(model, optimizer, range(1))
+            state.save()
+            other.save()
+            first = flat(model).clone()
+            train(model, optimizer, range(1, 3))
+            call(model, optimizer, state)
+            for step in range(3, 6):
+                train(model, optimizer, [step])
+                state.save()
+            last = flat(model).clone()
+            train(model, optimizer, [7])
+            state.restore()
+            assert torch.equal(flat(model), last)
+            other.restore()
+            assert torch.equal(flat(model), first)
+            del optimizer, state, other
+
+
+def check_what_cannot_be_replaced():
+    if hvd.size() == 1:
+        return
+    model, optimizer, state = in_state("host", "replaced")
+    train(model, optimizer, range(1))
+    state.commit()
+    for name, value in (("model", build()), ("optimizer", adam(build().parameters()))):
+        with pytest.raises(
+            InvalidRequestError, match=rf"the {name} of a state cannot be replaced.*before, on all ranks"
+        ):
+            setattr(state, name, value)
+    optimizer.load_state_dict(optimizer.state_dict())
+    state.commit()
+    state.model = other = build()
+    assert state.model is other
+
+
+def check_a_step_that_fails_in_an_elastic_state():
+    if hvd.size() == 1:
+        return
+    for place in PLACES:
+        model, optimizer, state = in_state(place, "fails")
+        for step in range(2):
+            train(model, optimizer, [step])
+            state.commit()
+        backward(model, optimizer, 2)
+        failing = mock.patch.object(type(optimizer), "_take_state", side_effect=ArithmeticError("on purpose"))
+        with (
+            failing if hvd.rank() == 0 else nullcontext(),
+            pytest.raises((ArithmeticError, RefusedCallError), match="on purpose"),
+        ):
+            optimizer.step()
+        state.restore()
+        state.sync()
+        train(model, optimizer, range(2, 4))
+        state.commit()
+        assert_identical_everywhere(model)
+        del optimizer, state
+
+
 def check_sparse_gradients():
     model = torch.nn.Sequential(torch.nn.Embedding(50, 8, sparse=True), torch.nn.Flatten())
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sharded=True)
@@ -745,8 +865,22 @@ def check_once_on_each_host():
     assert_identical_everywhere(model)
 
 
+def check_joined_partner():
+    model = build()
+    optimizer = wrapped(model, adam, "host")
+    train(model, optimizer, range(1))
+    if hvd.rank() == 3:
+        hvd.join()
+        return
+    backward(model, optimizer, 1)
+    with pytest.raises(HorovodInternalError, match=r"has called join\(\), so its part"):
+        optimizer.step()
+    hvd.join()
+
+
 def test_once_on_each_of_two_hosts(two_hosts_of_two):
     two_hosts_of_two.run(check_once_on_each_host)
+    two_hosts_of_two.run(check_joined_partner)
     two_hosts_of_two.run(check_elastic_state, ["host"])
 
 
