@@ -34,7 +34,7 @@ while os.getppid() == int(sys.argv[1]):
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many processes that burn a core each, while the block runs."""
+    """Processes that keep a core busy each, as many as ``count`` says, while the block runs."""
     with ExitStack() as stack:
         processes = []
         for _ in range(count):
