@@ -312,7 +312,7 @@ def first_sharded_cycle(state):
 
 
 def test_a_first_step_that_only_some_ranks_have_begun(fresh_pool):
-    """What rank 1 has updated is in the parameters of rank 0, which has made no step."""
+    """Rank 0 has made no step, but its parameters have the changes of rank 1: both go back to the commit."""
     pool = fresh_pool(2)
     pool.run(process)
     places = {rank: [(0, rank, 2), (1, rank, 2)] for rank in range(2)}

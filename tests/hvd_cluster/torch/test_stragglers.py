@@ -56,7 +56,7 @@ def test_a_late_rank_of_one_host_is_named_in_time(fresh_pool, size, delayed):
 
 @pytest.mark.parametrize(("lacking", "advice"), [(1, "has other work"), (0, "look at its data and its computation")])
 def test_a_late_rank_without_a_core_is_told_from_one_that_has_one(fresh_pool, lacking, advice):
-    """What the other rank lacks says nothing about the late one."""
+    """Another rank without a core does not excuse the late rank."""
     pool = fresh_pool(2)
     pool.run(hvd.init)
     pool.run(lack_cores, lacking)
