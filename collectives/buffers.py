@@ -14,6 +14,7 @@ from collectives.api import DType, InvalidRequestError
 from collectives.backends.completion import Completion
 
 Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collectives.api import CollectiveTimeoutError, EngineError, Parameters, Red
 from collectives.backends.completion import Completion
 from collectives.backends.memory import Memory
 from collectives.backends.phases import OnPhase, Receiver, Span, time_phases
-from collectives.buffers import Buffer
+from collectives.buffers import Buffer, Bytes
 from collectives.net.attempts import ConnectAttempt
 
 
@@ -276,6 +276,15 @@ class Backend(ABC):
     def watch(self, on_death: OnDeath) -> None:
         """Report the deaths of members that this backend notices before their connections end, until :meth:`close`."""
         return
+
+    def share(self, rows: Sequence[Bytes], key: bytes) -> object | None:
+        """Combine tensors that lie in ``rows[position]`` in place, as long as the caller keeps the result. Any thread.
+
+        All members read and write the memory of ``rows``, one for each of them, of equal lengths. ``key`` is the same
+        random number on all members, at most 64 bytes. An allreduce works in place if its sources are its destinations,
+        and lie at the same places of the row on all members. None where the backend has no use for it.
+        """
+        return None
 
     def adopt(self, parameters: Parameters) -> None:
         """Use ``parameters`` from the next operation on; all members are called between the same two operations."""

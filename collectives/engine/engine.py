@@ -20,7 +20,7 @@ from collectives.api import (
     ShutDownError,
     Topology,
 )
-from collectives.buffers import Buffer
+from collectives.buffers import Buffer, Bytes
 from collectives.controller.messages import COORDINATOR
 from collectives.controller.process_sets import GLOBAL, ProcessSets
 from collectives.engine.assembly import Assembly
@@ -244,6 +244,14 @@ class Engine:
         replace(self.parameters, **changes)  # raises here and not on the thread that drives
         self._loop.propose(changes)
         self._queue.notify()
+
+    def share(self, rows: Sequence[Bytes], key: bytes, process_set: int = GLOBAL) -> object | None:
+        """Let allreduces combine tensors in place that lie in ``rows[position]``, memory of all members.
+
+        It holds as long as the caller keeps the result, which is None where it brings no gain. When the engine has
+        ended with an error, other ranks may still write into these rows. See :meth:`Backend.share` for the arguments.
+        """
+        return self._parts.runner.share(process_set, rows, key)
 
     # Tensors.
 

@@ -11,7 +11,7 @@ from collectives.api import HOST, EngineError, MismatchError, Operation, Paramet
 from collectives.backends.base import Backend, OnWait, ignore_waits
 from collectives.backends.completion import DONE, Completion
 from collectives.backends.phases import PROFILER
-from collectives.buffers import Buffer
+from collectives.buffers import Buffer, Bytes
 from collectives.controller.messages import Response
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.worker import Batch, Refusal
@@ -53,7 +53,8 @@ class Runner:
     ``parameters`` are those of the last batch that ran; before, those of this rank. ``queue`` hears from the threads of
     devices, and ``waiters`` of works that are done.
 
-    :meth:`abort` and :meth:`check` may be called from any thread, everything else from the thread that drives.
+    :meth:`abort`, :meth:`check` and :meth:`share` may be called from any thread, everything else from the thread that
+    drives.
     """
 
     def __init__(
@@ -98,6 +99,12 @@ class Runner:
         backends = self._backends.get(request.process_set)
         if backends is not None:
             backends.backend(request)
+
+    def share(self, process_set: int, rows: Sequence[Bytes], key: bytes) -> object | None:
+        """Let the backend for host memory use ``rows``, see :meth:`Backend.share`. Any thread."""
+        backends = self._backends.get(process_set)
+        host = backends and backends.by_device.get(HOST)
+        return host.share(rows, key) if host else None
 
     def run(self, batch: Batch) -> None:
         """Run the batch; its works are done now, or when :meth:`settle` finds its operation over.

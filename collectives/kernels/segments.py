@@ -19,7 +19,7 @@ class Segments:
     """The concatenation of ``arrays`` (flat, of one dtype), without copying it."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
-        self._arrays = arrays
+        self.arrays = arrays
         self._only = arrays[0] if len(arrays) == 1 else None  # most operations have one array; it needs no search
         self._ends = list(accumulate(map(len, arrays))) if self._only is None else [len(self._only)]
 
@@ -33,18 +33,18 @@ class Segments:
         index = bisect_right(self._ends, start)
         if index == len(self._ends) or stop > self._ends[index]:
             return None
-        first = self._ends[index] - len(self._arrays[index])
-        return self._arrays[index][start - first : stop - first]
+        first = self._ends[index] - len(self.arrays[index])
+        return self.arrays[index][start - first : stop - first]
 
     def parts(self, start: int, stop: int) -> list[Array]:
         """The arrays that make up self[start : stop]: views, and at least one, if empty."""
-        return [piece for piece, _, _ in self._pieces(start, stop)] or [self._arrays[0][:0]]
+        return [piece for piece, _, _ in self._pieces(start, stop)] or [self.arrays[0][:0]]
 
     def gather(self, start: int, stop: int) -> Array:
         """self[start : stop], not empty: a view where that lies in one array, or else a copy."""
         whole = self.view(start, stop)
         if whole is None:
-            whole = np.empty(stop - start, self._arrays[0].dtype)
+            whole = np.empty(stop - start, self.arrays[0].dtype)
             self.read(start, whole)
         return whole
 
@@ -69,7 +69,7 @@ class Segments:
         index = bisect_right(self._ends, start)
         position = start
         while position < stop:
-            array, end = self._arrays[index], self._ends[index]
+            array, end = self.arrays[index], self._ends[index]
             upper = min(stop, end)
             offset = position - (end - len(array))
             if upper > position:

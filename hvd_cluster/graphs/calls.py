@@ -9,6 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -16,12 +17,12 @@ from weakref import WeakKeyDictionary
 
 from collectives import Buffer, Engine, HorovodInternalError, InvalidRequestError, Operation, Work
 from hvd_cluster.core import basics
-from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.graphs.completer import completer
 from hvd_cluster.graphs.lanes import Lanes
 from hvd_cluster.graphs.run import NodeRun
 from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction
-from hvd_cluster.ops.refusals import refuse
+from hvd_cluster.ops.refusals import length_of, refuse
 from hvd_cluster.ops.submission import process_set_id, submit, submit_group
 
 UNNAMED = 256
@@ -31,10 +32,30 @@ _lanes = Lanes()
 _unnamed: WeakKeyDictionary[Engine, defaultdict[Any, Iterator[int]]] = WeakKeyDictionary()
 
 
-def number_name(operation: Operation, process_set: ProcessSet, is_group: bool) -> str:
+def _number_name(operation: Operation, process_set: ProcessSet, is_group: bool) -> str:
     """The name of the next call without one: the n-th such calls of all ranks are matched."""
     kinds = _unnamed.setdefault(basics.engine(), defaultdict(count))
     return f"noname.{next(kinds[operation, process_set.process_set_id, is_group]) % UNNAMED}"
+
+
+@contextmanager
+def naming(
+    operation: Operation, name: Any, process_set: ProcessSet, tensors: Sequence[Any] | None = None
+) -> Iterator[str]:
+    """Around a public operation, on one tensor or on the group of ``tensors``; gives its name.
+
+    The other ranks hear of a call that is refused.
+    """
+    where = process_set if isinstance(process_set, ProcessSet) else global_process_set
+    length = None if tensors is None else length_of(tensors)
+    label = "" if name is None else str(name)
+    try:
+        label = label or _number_name(operation, where, length is not None)
+        yield label
+    except InvalidRequestError as error:
+        if basics.is_initialized():
+            refuse(error, operation, label, where, length)
+        raise
 
 
 class CallBatch:

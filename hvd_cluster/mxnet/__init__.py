@@ -18,12 +18,5 @@ from hvd_cluster.mxnet.mpi_ops import *  # noqa: F403
 from hvd_cluster.mxnet.optimizer import DistributedOptimizer
 from hvd_cluster.mxnet.trainer import DistributedTrainer
 
-__all__ = [
-    "Compression",
-    "DistributedOptimizer",
-    "DistributedTrainer",
-    "allgather_object",
-    "broadcast_object",
-    "broadcast_parameters",
-]
-__all__ += _mpi_ops.__all__
+__all__ = ["Compression", "DistributedOptimizer", "DistributedTrainer", "allgather_object", "broadcast_object"]
+__all__ += ["broadcast_parameters", *_mpi_ops.__all__]

@@ -32,7 +32,7 @@ _DTYPES[np.dtype(bool)] = DType.BOOL
 _DEVICES = ("cpu", "cpu_pinned", "cpu_shared")
 
 
-def require_array(tensor: Any, stype: str = "default") -> Array:
+def checked(tensor: Any, stype: str = "default") -> Array:
     """``tensor``; InvalidRequestError unless it is an NDArray, in host memory, of a dtype and a layout that travel."""
     if not isinstance(tensor, NDArray):
         raise InvalidRequestError(f"a {type(tensor).__name__} is not an mxnet NDArray; use mx.nd.array(...) first")
@@ -90,21 +90,17 @@ def buffer_now(array: Array) -> Buffer:
     return _buffer(array, address.value or 0)
 
 
-def fresh(shape: tuple[int, ...], like: Array) -> Array:
-    """A new array of ``shape``, with any content, of the type of ``like``."""
+def _fresh(like: Array, shape: tuple[int, ...]) -> Buffer:
+    """That of a new array of ``shape``, with any content, of the type of ``like``."""
     with mx.util.np_shape(mx.util.is_np_shape() or 0 in shape):
         array = mx.nd.empty(shape, like.ctx, like.dtype)
-    return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
+    return buffer_now(array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array)
 
 
-def of_other_shape(tensor: Any) -> Operand:
+def resized(tensor: Any) -> Operand:
     """The result is a new array; its number of rows depends on the arrays of all ranks."""
-    source = require_array(tensor)
-    return Operand(buffer_now(source), partial(_allocate, source), _owner)
-
-
-def _allocate(like: Array, shape: tuple[int, ...]) -> Buffer:
-    return buffer_now(fresh(shape, like))
+    source = checked(tensor)
+    return Operand(buffer_now(source), partial(_fresh, source), _owner)
 
 
 def _owner(work: Work) -> Array:
@@ -113,7 +109,7 @@ def _owner(work: Work) -> Array:
 
 def with_splits(tensor: Any) -> Operand:
     """The result is a pair: the array of other shape, and the number of its rows from each member, in int32."""
-    operand = of_other_shape(tensor)
+    operand = resized(tensor)
 
     def finish(work: Work) -> tuple[Array, Array]:
         return operand.finish(work), mx.nd.array(work.received_splits, dtype="int32")
@@ -127,7 +123,7 @@ def combined(tensor: Array, name: str, process_set: ProcessSet, how: Reduction) 
     InvalidRequestError for an op other than Average and Sum. MismatchError, on all ranks, where their shapes differ.
     """
     require_sparse_op(how.op, False)
-    require_array(tensor, "row_sparse")
+    checked(tensor, "row_sparse")
     indices = tensor.indices.asnumpy().astype(np.int64)
     rows = tensor.data.asnumpy() if indices.size else np.empty((0, *tensor.shape[1:]), tensor.dtype)
     unique, total = combined_rows(indices, rows, tensor.shape, name, process_set, how)

@@ -35,10 +35,11 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     known = [(name, array) for name, value in entries if (array := _array_of(value)) is not None]
     if basics.size() == 1:
         return
+    label = f"parameter.{prefix or ''}"
     for name, array in matched(known, "broadcast_parameters", global_process_set):
-        broadcast_(array, root_rank, _named(prefix, name))
+        broadcast_(array, root_rank, f"{label}{name}")
     for place, parameter in enumerate([value for _, value in entries if _array_of(value) is None]):
-        _broadcast_later(parameter, root_rank, _named(prefix, f"deferred.{place}"))
+        _broadcast_later(parameter, root_rank, f"{label}deferred.{place}")
 
 
 def _entries(params: Any) -> list[tuple[str, Any]]:
@@ -59,10 +60,6 @@ def _array_of(value: Any) -> Array | None:
         return value.data()
     except mx.gluon.parameter.DeferredInitializationError:
         return None
-
-
-def _named(prefix: str | None, name: str) -> str:
-    return f"parameter.{prefix or ''}{name}"
 
 
 def _broadcast_later(parameter: Any, root_rank: int, name: str) -> None:

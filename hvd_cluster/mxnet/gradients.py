@@ -18,6 +18,7 @@ from hvd_cluster.gradients.options import Options, as_groups, check
 from hvd_cluster.graphs.calls import CallBatch
 from hvd_cluster.mxnet.arrays import Array, combined, is_sparse
 from hvd_cluster.mxnet.nodes import NodeCall, calling
+from hvd_cluster.ops.shared_arena import SharedArena, arena_for
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "GradientExchange", "NoneCompressor"]
 
@@ -46,6 +47,29 @@ class Compression:
     fp16 = FP16Compressor
 
 
+class GradientPlace:
+    """Makes the gradient of ``parameter`` in ``arena``, also for another ``grad_req``; ``former`` gets what it had.
+
+    Executors remember where a gradient was when they first wrote it, so it does not move after that.
+    """
+
+    def __init__(self, parameter: Any, arena: SharedArena, former: list[Array]) -> None:
+        self._parameter, self.arena, self._former = parameter, arena, former
+        self._move()
+
+    def __call__(self) -> None:
+        type(self._parameter)._init_grad(self._parameter)
+        self._move()
+
+    def _move(self) -> None:
+        for data, gradient in zip(self._parameter._data or (), self._parameter._grad or (), strict=False):
+            if not is_sparse(gradient) and (memory := self.arena.take(gradient.shape, gradient.dtype)) is not None:
+                moved = mx.nd.from_dlpack(memory.__dlpack__())
+                gradient.handle, moved.handle = moved.handle, gradient.handle  # whoever has the array keeps it
+                mx.autograd.mark_variables([data], [gradient], self._parameter.grad_req)
+                self._former.append(moved)
+
+
 class GradientExchange:
     """Averages gradients over the ranks, in place, without a wait: the update waits for them, as for backward.
 
@@ -64,6 +88,20 @@ class GradientExchange:
         check(self._options)
         self._prefix = f"gradient.{prefix}"
         self._comparison = None if prefix else Comparison(process_set)
+        self._arena: SharedArena | None = None
+        # Kept until the second step: once malloc has had a large piece back, it puts the next ones into its heap, where
+        # updates of parameters may take a quarter longer.
+        self._former: list[Array] = []
+
+    def share(self, parameters: Sequence[Any]) -> None:
+        """Let the gradients lie in memory of all ranks, before a trainer of ``parameters`` is made."""
+        if self._comparison is not None:
+            places = [vars(each)["_init_grad"] for each in parameters if "_init_grad" in vars(each)]
+            self._arena = places[0].arena if places else arena_for(self._options.process_set)
+        if self._arena is not None and self._options.compression is NoneCompressor:
+            for each in parameters:
+                if not (each._trainer or any(data._fresh_grad for data in each._data or ())):
+                    each._init_grad = GradientPlace(each, self._arena, self._former)
 
     def compare(self, parameters: Sequence[Any]) -> None:
         """The ranks compare ``parameters``, once in a world; not with a prefix: such trainers step in any order."""
@@ -71,6 +109,10 @@ class GradientExchange:
             with calling(Operation.ALLGATHER, "models", self._options.process_set):
                 self._comparison.run([(each.name, each) for each in parameters])
                 self._overlaps = can_overlap(self._options.process_set)
+                if self._arena is not None:
+                    self._arena.connect("models.memory", self._options.process_set)
+        else:
+            self._former.clear()
 
     def combine(self, gradients: Sequence[tuple[Any, Array]]) -> None:
         """Overwrite gradients, each with the index of its parameter, by their averages."""

@@ -12,22 +12,13 @@ Tensors are NDArrays or ``mx.np`` arrays in host memory. Nothing is recorded for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from collectives import HorovodInternalError, Operation, ReduceOp
 from hvd_cluster import common_api as _common_api
 from hvd_cluster.common_api import *  # noqa: F403
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
-from hvd_cluster.mxnet.arrays import (
-    Array,
-    NDArray,
-    combined,
-    is_sparse,
-    may_be_blocked,
-    of_other_shape,
-    require_array,
-    with_splits,
-)
+from hvd_cluster.mxnet.arrays import Array, NDArray, checked, combined, is_sparse, may_be_blocked, resized, with_splits
 from hvd_cluster.mxnet.nodes import NodeCall, calling
 from hvd_cluster.ops.arguments import Max, Min, Product, Reduction, as_group, as_rank, as_splits, reduction
 from hvd_cluster.ops.submission import run, start_group, synchronize
@@ -36,6 +27,7 @@ __all__ = ["HorovodInternalError", "Max", "Min", "Product", "allgather", "allred
 __all__ += ["broadcast", "broadcast_", "grouped_allgather", "grouped_allreduce", "grouped_allreduce_"]
 __all__ += ["grouped_reducescatter", "reducescatter"]
 __all__ += _common_api.__all__
+Name: TypeAlias = str | None
 
 
 def allreduce(
@@ -56,7 +48,7 @@ def allreduce(
         how = _reduction(average, op, prescale_factor, postscale_factor)
         if is_sparse(tensor):
             return combined(tensor, label, process_set, how)
-        copy = require_array(tensor).copy()
+        copy = checked(tensor).copy()
         NodeCall(Operation.ALLREDUCE, [copy], label, process_set, how).push(priority)
         return copy
 
@@ -96,7 +88,7 @@ def grouped_allreduce(
         return tensors
     with calling(Operation.ALLREDUCE, name, process_set, tensors) as label:
         how = _reduction(average, op, prescale_factor, postscale_factor)
-        copies = [tensor.copy() for tensor in as_group(tensors, NDArray, require_array)]
+        copies = [tensor.copy() for tensor in as_group(tensors, NDArray, checked)]
         NodeCall(Operation.ALLREDUCE, copies, label, process_set, how, is_alone=False).push(priority)
         return copies
 
@@ -120,25 +112,17 @@ def grouped_allreduce_(
 
 
 def broadcast(
-    tensor: Array,
-    root_rank: int,
-    name: str | None = None,
-    priority: int = 0,
-    process_set: ProcessSet = global_process_set,
+    tensor: Array, root_rank: int, name: Name = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Array:
     """The root's tensor, as a new array on every rank; all give an array of the same shape."""
     with calling(Operation.BROADCAST, name, process_set) as label:
-        copy, root = require_array(tensor).copy(), as_rank(root_rank)
+        copy, root = checked(tensor).copy(), as_rank(root_rank)
         NodeCall(Operation.BROADCAST, [copy], label, process_set, root_rank=root).push(priority)
         return copy
 
 
 def broadcast_(
-    tensor: Array,
-    root_rank: int,
-    name: str | None = None,
-    priority: int = 0,
-    process_set: ProcessSet = global_process_set,
+    tensor: Array, root_rank: int, name: Name = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Overwrite ``tensor`` with the root's on every rank; returns it."""
     with calling(Operation.BROADCAST, name, process_set) as label:
@@ -151,7 +135,7 @@ def allgather(
 ) -> Array:
     """Concatenate the tensors of all ranks in rank order; only the first dimensions may differ."""
     with calling(Operation.ALLGATHER, name, process_set) as label:
-        return run(Operation.ALLGATHER, of_other_shape, tensor, label, process_set)
+        return run(Operation.ALLGATHER, resized, tensor, label, process_set)
 
 
 def grouped_allgather(
@@ -165,7 +149,7 @@ def grouped_allgather(
 def alltoall(
     tensor: Array,
     splits: Any = None,
-    name: str | None = None,
+    name: Name = None,
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
@@ -194,7 +178,7 @@ def reducescatter(
     """
     with calling(Operation.REDUCESCATTER, name, process_set) as label:
         how = reduction(None, op, prescale_factor, postscale_factor)
-        return run(Operation.REDUCESCATTER, of_other_shape, tensor, label, process_set, how)
+        return run(Operation.REDUCESCATTER, resized, tensor, label, process_set, how)
 
 
 def grouped_reducescatter(
@@ -221,13 +205,13 @@ def _overwrite(
     operation: Operation, tensor: Array, label: str, priority: int, process_set: ProcessSet, **fields: Any
 ) -> None:
     """By a copy, where the node might not find the memory of the array."""
-    target = require_array(tensor).copy() if may_be_blocked(require_array(tensor)) else tensor
+    target = checked(tensor).copy() if may_be_blocked(checked(tensor)) else tensor
     NodeCall(operation, [target], label, process_set, **fields).push(priority)
     if target is not tensor:
         target.copyto(tensor)
 
 
 def _run_group(operation: Operation, tensors: Any, label: str, process_set: ProcessSet, *how: Reduction) -> list[Array]:
-    arrays = as_group(tensors, NDArray, require_array)
-    results: list[Array] = synchronize(start_group(operation, of_other_shape, arrays, list, label, process_set, *how))
+    arrays = as_group(tensors, NDArray, checked)
+    results: list[Array] = synchronize(start_group(operation, resized, arrays, list, label, process_set, *how))
     return results

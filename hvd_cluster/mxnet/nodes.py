@@ -23,10 +23,9 @@ from mxnet.base import _LIB, MXNetError, check_call
 
 from collectives import Buffer, HorovodInternalError, InvalidRequestError, Operation, override
 from hvd_cluster.core import basics
-from hvd_cluster.core.process_sets import ProcessSet, global_process_set
-from hvd_cluster.graphs.calls import PendingCall, forget, number_name
+from hvd_cluster.core.process_sets import ProcessSet
+from hvd_cluster.graphs.calls import PendingCall, forget, naming
 from hvd_cluster.mxnet.arrays import Array, buffer_in_node, buffer_now
-from hvd_cluster.ops.refusals import length_of, refuse
 
 EXIT_SECONDS = 5.0
 """How long a process that ends with an exception waits for its nodes: other ranks may never come."""
@@ -42,17 +41,13 @@ class InvalidCallError(InvalidRequestError, MXNetError):  # type: ignore[misc]
     """The call is wrong on this rank."""
 
 
-class _Device(c.Structure):
-    _fields_ = (("type", c.c_int32), ("number", c.c_int32))
-
-
 class _Completion(c.Structure):
     """What MXNet wants to be called, once and from any thread, when a node has ended."""
 
     _fields_ = (("callback", c.c_void_p), ("engine", c.c_void_p), ("parameter", c.c_void_p))
 
 
-_CPU = _Device(1, 0)
+_CPU = (c.c_int32 * 2)(1, 0)  # the type of a device, and its number
 _PRIORITIZED = c.c_int(3)  # the threads that take the node of the highest priority first
 _CALLBACK = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_void_p)
 _START = c.CFUNCTYPE(None, *[c.c_void_p] * (3 if mx.__version__.startswith("1.") else 4))
@@ -63,7 +58,7 @@ _pending: set[NodeCall] = set()
 _numbers = count(1)
 _push = _LIB.MXEnginePushAsyncND
 _push.argtypes = [
-    *(_START, c.c_void_p, c.c_void_p, c.POINTER(_Device)),  # function, its parameter, deleter, context
+    *(_START, c.c_void_p, c.c_void_p, c.c_void_p),  # function, its parameter, deleter, context
     *(c.c_void_p, c.c_int, c.c_void_p, c.c_int),  # arrays that are read, arrays that are written
     *(c.POINTER(c.c_int), c.c_int, c.c_char_p, c.c_bool),  # kind, priority, name, whether to run after errors
 ]
@@ -78,16 +73,10 @@ def calling(
     The other ranks hear of a call that is refused, and errors are MXNetErrors. Autograd records nothing: it would take
     the copy for the operation.
     """
-    where = process_set if isinstance(process_set, ProcessSet) else global_process_set
-    length = None if tensors is None else length_of(tensors)
-    label = "" if name is None else str(name)
     try:
-        label = label or number_name(operation, where, length is not None)
-        with mx.autograd.pause():
+        with naming(operation, name, process_set, tensors) as label, mx.autograd.pause():
             yield label
     except InvalidRequestError as error:
-        if basics.is_initialized():
-            refuse(error, operation, label, where, length)
         raise InvalidCallError(str(error)) from error
     except HorovodInternalError as error:
         raise CollectiveError(str(error)) from error

@@ -31,10 +31,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         process_set: ProcessSet = global_process_set,
     ) -> None:
         if not isinstance(optimizer, mx.optimizer.Optimizer):
-            advice = "for a gluon.Trainer use DistributedTrainer" if isinstance(optimizer, mx.gluon.Trainer) else ""
+            advice = "; for a gluon.Trainer use DistributedTrainer" if isinstance(optimizer, mx.gluon.Trainer) else ""
             raise InvalidRequestError(
-                f"optimizer is a {type(optimizer).__name__}; give an Optimizer, such as mx.optimizer.create('sgd')"
-                f"{advice and '; '}{advice}"
+                f"optimizer is a {type(optimizer).__name__}; give an Optimizer: mx.optimizer.create('sgd'){advice}"
             )
         exchange = GradientExchange(Compression.none, gradient_predivide_factor, num_groups, process_set)
         self._arguments = gradient_predivide_factor, num_groups, process_set

@@ -41,7 +41,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
                 "through a KVStore, and every rank updates its own parameters; leave it out"
             )
         exchange = GradientExchange(compression, gradient_predivide_factor, num_groups, process_set, prefix or "")
-        super().__init__(_in_order(params), _unwrapped(optimizer), optimizer_params, kvstore=None)
+        ordered = _in_order(params)
+        exchange.share([each for each in ordered if isinstance(each, mx.gluon.Parameter)])
+        super().__init__(ordered, _unwrapped(optimizer), optimizer_params, kvstore=None)
         self._exchange = exchange
 
     @override
@@ -57,9 +59,7 @@ def _in_order(params: Any) -> Any:
         return [params[name] for name in sorted(params.keys())]
     if isinstance(params, list | tuple):
         return list(params)
-    raise InvalidRequestError(
-        f"params is a {type(params).__name__}; give net.collect_params(), or a list of Parameters"
-    )
+    raise InvalidRequestError(f"params is a {type(params).__name__}; give net.collect_params() or a list of Parameters")
 
 
 def _unwrapped(optimizer: Any) -> Any:

@@ -49,7 +49,7 @@ def shared_memory(
     A collective called ``name``. With ``each_host`` the members may be on several hosts, equally many on each, and
     those of one host share memory. It is freed with the last view of the last member there; nothing outlives them.
     """
-    members, position = _members(process_set), process_set.rank() or 0
+    members, position = members_by_host(process_set), process_set.rank() or 0
     problem = _problem(members, each_host)
     if problem:
         return None, problem
@@ -72,7 +72,7 @@ def shared_memory(
     return HostMapping(memory[:nbytes], is_first, partners), ""
 
 
-def _members(process_set: ProcessSet) -> dict[str, list[int]]:
+def members_by_host(process_set: ProcessSet) -> dict[str, list[int]]:
     """By host, the positions of its members."""
     hosts, found = basics.engine().topology.hosts, defaultdict[str, list[int]](list)
     for position, rank in enumerate(process_set.ranks or [0]):

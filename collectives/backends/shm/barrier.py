@@ -92,7 +92,8 @@ class ShmBarrier:
     A crossing has two halves, so that work fits between them: :meth:`arrive` announces this rank, :meth:`wait` returns
     when all ranks have arrived. Then every rank sees what the others wrote before they arrived: the stores of x86-64
     stay in order, and :meth:`arrive` takes a lock as a fence. The low half of a rank's word is the number of the
-    crossing, the high half the value that the rank arrived with. The next word is the core that the rank ran on.
+    crossing, the high half the value that the rank arrived with. The next word is the core that the rank ran on, the
+    one after it what the rank shows the others.
     Sleeping ranks sleep on the *wake word*. ``crowded``: the host has more ranks than cores. ``on_wait`` is called
     while a crossing takes long, unless it was announced by :meth:`ask`.
     """
@@ -169,6 +170,14 @@ class ShmBarrier:
         self._late = self._inside = 0.0
         self._is_first = True
         return late, inside
+
+    def show(self, value: int) -> None:
+        """Let the other ranks see ``value`` (64 bits) from the next arrival of this rank on."""
+        self._words[self._mine + 2] = value
+
+    def all_show(self, value: int) -> bool:
+        """Whether all showed ``value`` when they arrived; after a crossing, before the next arrival of this rank."""
+        return all([self._words[index + 2] == value for _, index in self._peers])
 
     def _wait(self) -> None:
         over = self._arrive_soon() or self._arrive_late()

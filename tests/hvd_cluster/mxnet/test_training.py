@@ -1,5 +1,6 @@
 """DistributedTrainer, DistributedOptimizer and broadcast_parameters, on real processes."""
 
+import contextlib
 import hashlib
 import pickle
 from unittest import mock
@@ -7,13 +8,17 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from collectives.backends.shm.backend import ShmAllreduce
 from hvd_cluster.core import basics
 from tests.hvd_cluster.mxnet.pool import load
 
 mx, hvd = load()
 from hvd_cluster.mxnet.nodes import NodeCall  # noqa: E402 - load() skips these tests where there is no MXNet
 
-PENDING = "hvd_cluster.mxnet.gradients.NodeCall"
+GRADIENTS = "hvd_cluster.mxnet.gradients"
+PENDING = f"{GRADIENTS}.NodeCall"
+IN_PLACE = "collectives.backends.shm.backend.ShmAllreduce._combine_in_place"
+COMBINE = ShmAllreduce._combine_in_place
 
 
 def net_of(kind="dense"):
@@ -355,6 +360,59 @@ def test_a_gradient_that_is_refused(two, patient):
     two.run(check_refused_gradient, patient)
 
 
+def trained_in_turn(hybridize, is_shared):
+    """What is left of a training that changes its trainer and its dtype, and how many reductions were in place."""
+    mx.random.seed(5)
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Conv2D(4, 3, in_channels=1), mx.gluon.nn.Flatten(), mx.gluon.nn.Dense(400, in_units=36))
+    net.add(mx.gluon.nn.Dense(60))  # its shape is not known yet
+    net.initialize(mx.init.Xavier())
+    if hybridize:
+        net.hybridize(static_alloc=True, static_shape=True)
+    images, labels = data(hvd.rank())
+    held = net[2].weight.grad()
+    none = contextlib.nullcontext() if is_shared else mock.patch(f"{GRADIENTS}.arena_for", return_value=None)
+    with none, mock.patch(IN_PLACE, autospec=True, side_effect=COMBINE) as combine:
+        for precision, momentum in (("float32", 0.0), ("float32", 0.9), ("float64", 0.9)):
+            if precision == "float64":
+                assert np.array_equal(held.asnumpy(), net[2].weight.grad().asnumpy())
+                net.cast(precision)
+            optimizer = {"learning_rate": 0.1, "momentum": momentum}
+            trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", optimizer)
+            steps(net, trainer, images.astype(precision), labels, 3)
+        mx.nd.waitall()
+    return [each.data().asnumpy().tobytes() for each in trained_parameters(net)], combine.call_count
+
+
+def check_gradients_in_shared_memory(hybridize):
+    """Those of more than 32 KB together are combined in place, until cast() makes others; nothing else changes."""
+    (shared, combined), (plain, copied) = (trained_in_turn(hybridize, is_shared) for is_shared in (True, False))
+    assert shared == plain
+    assert copied == 0
+    assert combined == 6
+
+
+@pytest.mark.parametrize("hybridize", [True, False])
+def test_gradients_in_shared_memory(two, hybridize):
+    two.run(check_gradients_in_shared_memory, hybridize)
+
+
+def check_gradients_of_an_executor():
+    """A net that has trained without hvd-cluster knows where its gradients are, so they stay there."""
+    mx.random.seed(5)
+    net = mx.gluon.nn.Dense(400, in_units=50)
+    net.initialize()
+    net.hybridize(static_alloc=True, static_shape=True)
+    images, labels = mx.nd.ones((4, 50)) * (1 + hvd.rank()), mx.nd.zeros(4)
+    steps(net, mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=None), images, labels, 1)
+    hvd.broadcast_parameters(net.collect_params())
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd")
+    for _ in range(3):
+        steps(net, trainer, images, labels, 1)
+        require_same([each.data() for each in trained_parameters(net)])
+    assert len({net.weight.grad().asnumpy().tobytes()} | {net.weight.data().asnumpy().tobytes()}) == 2
+
+
 BAD_CALLS = {
     "has no argument kvstore.*not through a KVStore": lambda net: hvd.DistributedTrainer(net, "sgd", kvstore="device"),
     "no argument update_on_kvstore": lambda net: hvd.DistributedTrainer(net, "sgd", update_on_kvstore=True),
@@ -398,6 +456,7 @@ def check_bad_calls():
         check_two_trainers,
         check_mixed_precision,
         check_other_models,
+        check_gradients_of_an_executor,
         check_module,
         check_default_kvstore,
         check_optimizer_lists,
