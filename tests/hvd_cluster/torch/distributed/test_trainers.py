@@ -1,4 +1,4 @@
-"""Trainers of others on the backend "hvd", under torchrun: they need no change but the name of the backend."""
+"""Trainers of others on the backend "hvd", with their own launchers: they need no change but its name."""
 
 import os
 import subprocess
@@ -9,6 +9,9 @@ import pytest
 from tests.hvd_cluster.cli.test_cli import ROOT
 
 TORCHRUN = "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+# Accelerate has no other option that starts several processes here by itself. The script says that they use CPUs.
+LAUNCH = "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"
+LAUNCH += "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"
 BEGIN = """
 import os
 import torch
@@ -62,11 +65,15 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE], ids=["lightning", "accelerate"])
-def test_a_trainer_has_equal_weights_on_all_ranks(tmp_path, script):
+@pytest.mark.parametrize(
+    ("launcher", "script"),
+    [(TORCHRUN, LIGHTNING), (LAUNCH, ACCELERATE)],  # accelerate launch uses torchrun
+    ids=["lightning", "accelerate"],
+)
+def test_a_trainer_has_equal_weights_on_all_ranks(tmp_path, launcher, script):
     (tmp_path / "train.py").write_text(BEGIN + script + END)
-    command = [sys.executable, "-m", *TORCHRUN, tmp_path / "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *launcher, tmp_path / "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "True" in line) == ["0 True", "1 True"], done.stdout
