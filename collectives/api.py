@@ -309,9 +309,10 @@ class Request:
     """The request of one rank under one name; equal requests on every rank make a collective.
 
     ``shape`` is the shape on this rank. ``root_rank`` is a global rank. ``splits`` counts the rows for each member of
-    the process set (alltoall), or lists the ranks of a set to add or to remove. ``device`` is "cpu" or "cuda". The
-    ``group_size`` requests with one ``group`` name run, or fail, together. ``tag`` is a number of the caller, which
-    must be the same on all ranks. ``offer`` has the addresses of this rank, for the other members of a set to add.
+    the process set (alltoall; reducescatter, where none means equal ones), or lists the ranks of a set to add or to
+    remove. ``device`` is "cpu" or "cuda". The ``group_size`` requests with one ``group`` name run, or fail, together.
+    ``tag`` is a number of the caller, which must be the same on all ranks. ``offer`` has the addresses of this rank,
+    for the other members of a set to add.
     """
 
     name: str

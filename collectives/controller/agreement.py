@@ -92,6 +92,11 @@ def _broadcast(request: Request, members: Sequence[int]) -> Request:
 def _alltoall(request: Request, members: Sequence[int]) -> Request:
     size, rows = len(members), request.shape[0] if request.shape else 0
     splits = _integers(request, "splits", request.splits) or _equal_splits(request, rows, size)
+    _check_splits(request, splits, rows, size)
+    return request if splits is request.splits else request.changed(splits=splits)
+
+
+def _check_splits(request: Request, splits: Sequence[int], rows: int, size: int) -> None:
     if len(splits) != size:
         raise InvalidRequestError(
             f"{_where(request)}: splits has {len(splits)} entries, but must have {size}, one for each rank"
@@ -101,7 +106,6 @@ def _alltoall(request: Request, members: Sequence[int]) -> Request:
             f"{_where(request)}: splits {list(splits)} must be non-negative and add up to at most the {rows} rows of "
             "the tensor"
         )
-    return request if splits is request.splits else request.changed(splits=splits)
 
 
 def _equal_splits(request: Request, rows: int, size: int) -> tuple[int, ...]:
@@ -129,9 +133,22 @@ def _reduction(request: Request, members: Sequence[int]) -> Request:
         )
     if request.op not in SUMS:
         _check_other_than_sum(request, len(members))
-    if request.operation is Operation.REDUCESCATTER and not request.shape:
-        raise InvalidRequestError(f"{_where(request)}: {NEEDS_ROWS}")
+    if request.operation is Operation.REDUCESCATTER:
+        return _reducescatter(request, len(members))
     return request
+
+
+def _reducescatter(request: Request, size: int) -> Request:
+    if not request.shape:
+        raise InvalidRequestError(f"{_where(request)}: {NEEDS_ROWS}")
+    splits, rows = _integers(request, "splits", request.splits), request.shape[0]
+    if splits:
+        _check_splits(request, splits, rows, size)
+        if sum(splits) < rows:
+            raise InvalidRequestError(
+                f"{_where(request)}: splits {list(splits)} must add up to the {rows} rows of the tensor"
+            )
+    return request if splits is request.splits else request.changed(splits=splits)
 
 
 def _with_floats(request: Request) -> Request:
@@ -194,6 +211,7 @@ ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
     ("device", lambda request: request.device),
     ("dtype", lambda request: request.dtype.label),
     ("shape", _trailing),
+    ("splits", lambda request: request.splits if request.operation is Operation.REDUCESCATTER else None),
     ("op", lambda request: _public(request.op)),
     ("root rank", lambda request: request.root_rank),
     ("prescale factor", lambda request: request.prescale_factor),

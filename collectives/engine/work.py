@@ -286,7 +286,7 @@ def _alltoall(work: Work, response: Response, backend: Backend) -> Completion:
 def _reducescatter(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
     request, group = works[0].request, backend.group
     op, postscale = _summed(request, group.size)
-    counts = [_kept_elements(work.request.shape, group.size) for work in works]
+    counts = [_kept_elements(work.request.shape, work.request.splits, group.size) for work in works]
     sources = [work.source or work.input() for work in works]
     destinations = [_kept(work, backend) for work in works]
     totals: Sequence[int] = counts[0]
@@ -300,13 +300,14 @@ def _reducescatter(works: Sequence[Work], responses: Sequence[Response], backend
 
 
 @lru_cache
-def _kept_elements(shape: tuple[int, ...], size: int) -> Sequence[int]:
-    return [rows * prod(shape[1:]) for rows in split_rows(shape[0], size)]
+def _kept_elements(shape: tuple[int, ...], splits: tuple[int, ...], size: int) -> Sequence[int]:
+    return [rows * prod(shape[1:]) for rows in splits or split_rows(shape[0], size)]
 
 
 def _kept(work: Work, backend: Backend) -> Buffer:
     shape, group = work.request.shape, backend.group
-    return work.allocate((split_rows(shape[0], group.size)[group.position], *shape[1:]))
+    rows = work.request.splits or split_rows(shape[0], group.size)
+    return work.allocate((rows[group.position], *shape[1:]))
 
 
 def _barrier(work: Work, response: Response, backend: Backend) -> Completion:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 ALIGNMENT = 256
@@ -50,6 +50,12 @@ class Layout:
             for index, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True))
         ]
         return [part for part in parts if part.start < part.stop]
+
+    def counts(self, number: int) -> list[int]:
+        """The bytes of the parameter of this ``number`` that each rank updates, one rank after the other."""
+        start, stop = self.offsets[number], self.offsets[number] + self.sizes[number]
+        bounds = [min(max(bound, start), stop) for bound in self.bounds]
+        return [high - low for low, high in pairwise(bounds)]
 
 
 def cut(sizes: Sequence[int], ranks: int) -> Layout:

@@ -100,11 +100,15 @@ class HookedOptimizer(torch.optim.Optimizer):
                         "adds them up again. Call step() inside optimizer.skip_synchronize()",
                         stacklevel=2,
                     )
-                self.synchronize()
+                self._combine_for_update()
             self._synchronized = self._combined_for_step = self._combined_unasked = False
             return self._update()
         finally:
             process_meter.count_step()
+
+    def _combine_for_update(self) -> None:
+        """Combine the gradients as far as the update needs them."""
+        self.synchronize()
 
     def _update(self, closure: Callable[[], Any] | None = None) -> Any:
         """The step of the wrapped optimizer."""
@@ -118,7 +122,7 @@ class HookedOptimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             loss = closure()
         if not (self._skip or self._synchronized):
-            self.synchronize()
+            self._combine_for_update()
         self._synchronized = False
         return self._joint(loss) if isinstance(self, torch.optim.LBFGS) else loss
 

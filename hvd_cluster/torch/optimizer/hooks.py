@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +18,8 @@ from hvd_cluster.gradients.options import Options, check_passes
 from hvd_cluster.torch.optimizer.in_flight import BucketsInFlight, Failure
 from hvd_cluster.torch.optimizer.inventory import Inventory, Names, groups_of
 from hvd_cluster.torch.optimizer.reduction import BucketReduction
-from hvd_cluster.torch.optimizer.transfers import Bucket, Originals, Setup, Spares, is_same_list
+from hvd_cluster.torch.optimizer.rows import Portions
+from hvd_cluster.torch.optimizer.transfers import Bucket, Originals, Setup, Spares, is_same_list, pack_of
 
 State: TypeAlias = tuple[object, int]
 CHANGE_REMEDY = (
@@ -109,7 +110,8 @@ class GradientCombiner:
 
     ``optimizer`` is in use as long as this object has to combine anything; this object must not keep it alive, because
     an optimizer that was replaced must not send gradients. ``names`` are those that the user gave. After ``passes``
-    backward passes a gradient is complete.
+    backward passes a gradient is complete. Of the gradients in ``division`` each rank gets its portion only; they must
+    be :meth:`lone`, and the same on all ranks. With ``sends_ahead`` False all gradients travel in the step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Names, passes: int, options: Options) -> None:
@@ -117,6 +119,8 @@ class GradientCombiner:
         self.inventory = inventory = Inventory(groups_of(optimizer), names, options)
         self.buckets = inventory.buckets
         self.progress = PassCounts(passes)
+        self.division: Mapping[torch.Tensor, Portions] = {}
+        self.sends_ahead = True
         self._optimizer = weakref.ref(optimizer)
         self._watches: dict[torch.Tensor, RemovableHandle] = {}
         self._unwatched: list[torch.Tensor] = []
@@ -220,8 +224,21 @@ class GradientCombiner:
         progress.countdown[parameter] = left
         if bucket in self._reductions:  # the script has thrown the earlier gradient away
             self._flight.give_up()
-        if left == 0 and not engine.patient and self._may_travel(bucket):
+        if left == 0 and self._is_eager(engine) and self._may_travel(bucket):
             self._send_early(bucket)
+
+    def _is_eager(self, engine: Engine) -> bool:
+        return self.sends_ahead and not engine.patient
+
+    def lone(self) -> list[torch.Tensor]:
+        """The parameters whose gradients travel in place: large, uncompressed, and alone in their buckets."""
+        return [
+            parameter
+            for parameter, bucket in self.buckets.items()
+            if len(bucket.parameters) == 1
+            and self._setup.compressors[parameter].is_identity
+            and pack_of(self._setup.compressors[parameter], parameter) is None
+        ]
 
     def _may_travel(self, bucket: Bucket) -> bool:
         """Whether ``bucket`` is complete, and may travel before the step.
@@ -263,12 +280,14 @@ class GradientCombiner:
         if not members:
             return
         leads, attempt = bucket is self._lead(), self._flight.attempt
+        portions = self.division.get(bucket.parameters[0])
         keeps = attempt.is_shared and attempt.sent is None and not leads and self.inventory.is_repeatable
-        originals = Originals(is_ahead) if keeps else None
+        originals = Originals(is_ahead) if keeps and portions is None else None
         if not self._is_sole_owner:
             self._require_sole_owner()
         with torch.no_grad():
-            self._reductions[bucket] = BucketReduction(bucket, members, self._setup, attempt, leads, originals)
+            reduction = BucketReduction(bucket, members, self._setup, attempt, leads, originals, portions)
+            self._reductions[bucket] = reduction
 
     def _members(self, bucket: Bucket) -> list[torch.Tensor]:
         countdown = self.progress.countdown
@@ -308,7 +327,7 @@ class GradientCombiner:
             self._begin_again(engine)
         self.adopt()
         changed, partial, names = self.progress.changed(), self.progress.partial(), self._setup.names
-        self._flight.attempt.begin_step(not engine.patient)
+        self._flight.attempt.begin_step(self._is_eager(engine))
         if self._is_in_vain():
             self._flight.give_up()
         try:

@@ -28,6 +28,7 @@ from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.ops.submission import Handle, HandleGroup, start, start_group
 from hvd_cluster.torch.operations.allgather import sparse_allreduce_async
 from hvd_cluster.torch.operations.operands import synchronize
+from hvd_cluster.torch.optimizer.rows import Portions
 from hvd_cluster.torch.optimizer.transfers import (
     Bucket,
     Gradients,
@@ -38,6 +39,7 @@ from hvd_cluster.torch.optimizer.transfers import (
     is_same_list,
     transfers,
 )
+from hvd_cluster.torch.tensors import of_other_shape
 
 InFlight: TypeAlias = Handle | HandleGroup
 Course: TypeAlias = Generator[InFlight, Sequence[Any], None]
@@ -147,6 +149,9 @@ class BucketReduction:
     :class:`Agreement`, and agree, or raise an error that names the difference. So they do where a rank refuses the
     first round, because its compressor fails or its gradient cannot travel. Sparse gradients are gathered once the
     first round has passed, because then all ranks gather the same ones.
+
+    With ``portions`` a gradient that travels alone is reduce-scattered: each rank gets its portion, and the rest of the
+    gradient stays as it was.
     """
 
     def __init__(
@@ -157,12 +162,15 @@ class BucketReduction:
         attempt: EarlyGradients,
         leads: bool,
         originals: Originals | None = None,
+        portions: Portions | None = None,
     ) -> None:
         self.leads = leads
         self.has_passed = False
         self.originals = originals
         self._bucket = bucket
         self._setup = setup
+        self._portions = portions
+        self._operation = Operation.ALLREDUCE if portions is None else Operation.REDUCESCATTER
         self._claim = setup.claim if leads else None
         self._attempt = attempt if leads else None
         self._label = f"optimizer.{bucket.label}" if leads else full_name(bucket, setup) + attempt.suffix
@@ -237,7 +245,7 @@ class BucketReduction:
         """
         active = list(transfers(self._bucket, self._gradients, self._setup, self.originals))
         if self._gradients.has_unknown():
-            markers = [torch.zeros((), dtype=torch.uint8) for _ in active]  # they match no tensor of another rank
+            markers = [torch.zeros(1, dtype=torch.uint8) for _ in active]  # they match no tensor of another rank
             yield self._start(markers, self._label)
             return False
         yield from self._rounds(active)
@@ -267,7 +275,7 @@ class BucketReduction:
     def _refuse(self, error: InvalidRequestError, name: str, count_of_tensors: int) -> None:
         self._refused = error
         length = count_of_tensors if self._is_group(count_of_tensors) else None
-        refuse(error, Operation.ALLREDUCE, name, self._setup.options.process_set, length)
+        refuse(error, self._operation, name, self._setup.options.process_set, length)
 
     def _start_round(self, tensors: Sequence[torch.Tensor], number: int) -> InFlight:
         if number:
@@ -299,8 +307,10 @@ class BucketReduction:
 
     def _start(self, tensors: Sequence[torch.Tensor], name: str, tag: int = 0) -> InFlight:
         options, describe = self._setup.options, self._setup.spares.operand
-        operation, where, how = Operation.ALLREDUCE, options.process_set, options.reduction
+        operation, where, how = self._operation, options.process_set, options.reduction
         try:
+            if self._portions is not None:
+                return self._start_portions(self._portions, tensors[0], name, tag)
             if self._is_group(len(tensors)):
                 return start_group(operation, describe, tensors, tuple, name, where, how, tag=tag)
             return start(operation, describe, tensors[0], name, where, how, tag=tag)
@@ -309,6 +319,13 @@ class BucketReduction:
         except InvalidRequestError as error:
             self._refuse(error, name, len(tensors))
             raise
+
+    def _start_portions(self, portions: Portions, tensor: torch.Tensor, name: str, tag: int) -> InFlight:
+        """A tensor that stands for a gradient travels by the same operation, so that ranks that differ meet."""
+        options, fits = self._setup.options, portions.fit(tensor)
+        describe, splits = (portions.operand, portions.counts) if fits else (of_other_shape, ())
+        where, how = options.process_set, options.reduction
+        return start(self._operation, describe, tensor, name, where, how, tag=tag, splits=splits)
 
     def _is_group(self, count_of_tensors: int) -> bool:
         return self._bucket.is_group or count_of_tensors > 1

@@ -26,6 +26,7 @@ from hvd_cluster.ops.host_memory import HostMapping, shared_memory
 from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.ops.submission import submit
+from hvd_cluster.torch.optimizer.rows import Portions, dense_strides, in_row
 from hvd_cluster.torch.tensors import to_buffer
 
 logger = logging.getLogger(__name__)
@@ -81,19 +82,6 @@ def check(optimizer: torch.optim.Optimizer, own: type[torch.optim.Optimizer]) ->
             f"the parameters are on the devices {', '.join(devices)}, but sharded parameters lie in one piece of "
             "memory; make an optimizer for each device"
         )
-
-
-def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Those of ``parameter``, or contiguous ones if it has gaps."""
-    return torch.empty_like(parameter, device="meta").stride()
-
-
-def in_row(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The elements of ``tensor``, in the order of memory with ``strides``; copied only if it has other ones."""
-    tensor = tensor.detach()
-    if tensor.stride() != tuple(strides):
-        tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 class ParameterPart(NamedTuple):
@@ -156,7 +144,8 @@ class ParameterShard:
         self.parameters = list(parameters)
         self._process_set = process_set
         self._engine = weakref.ref(basics.engine())
-        position, ranks = process_set.rank() or 0, process_set.size() or 1
+        self._position = position = process_set.rank() or 0
+        ranks = process_set.size() or 1
         _require_apart(self.parameters, names)
         _require_equal(self.parameters, names, process_set)
         sizes = [parameter.numel() * parameter.element_size() for parameter in self.parameters]
@@ -204,6 +193,17 @@ class ParameterShard:
         return ParameterPart(parameter, start, stop, tensor, self._strides[number])
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of all parameters."""
+        return self._layout.nbytes
+
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all ranks of the world are on one host, and the parameters in its memory."""
+        topology = basics.engine().topology
+        return self._memory.is_cpu and topology.size == topology.local_size
+
+    @property
     def own_memory(self) -> torch.Tensor:
         """The bytes of this rank's part, in host memory."""
         return self._own.cpu()
@@ -221,30 +221,37 @@ class ParameterShard:
         """That of the world of its ranks, as long as it exists."""
         return self._engine()
 
-    def holds(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether ``parameters`` are those of this shard, and lie in its memory.
-
-        One whose ``.data`` was replaced comes back, with the values of this rank's part.
-        """
+    def divides(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether ``parameters`` are those of this shard, in the world in which it was made."""
         if len(parameters) != len(self.parameters) or any(map(operator.is_not, parameters, self.parameters)):
             return False
-        return all([self._holds(number, parameter) for number, parameter in enumerate(parameters)])
+        fit = all([self._fits(number, parameter) for number, parameter in enumerate(parameters)])
+        return fit and self.engine is basics.engine()
 
-    def _holds(self, number: int, parameter: torch.Tensor) -> bool:
+    def _fits(self, number: int, parameter: torch.Tensor) -> bool:
         row = self._rows[number]
         if parameter.data_ptr() == row.data_ptr():
             return True
         if (parameter.dtype, parameter.numel(), parameter.device) != (row.dtype, row.numel(), row.device):
             return False
-        if dense_strides(parameter) != self._strides[number]:
-            return False
-        values = in_row(parameter, self._strides[number])
-        with torch.no_grad():
-            for piece in self.pieces:  # each rank its own part: another one may have updated the others already
-                if piece.parameter is parameter:
-                    row[piece.start : piece.stop].copy_(values[piece.start : piece.stop])
-        self._move(number)
-        return True
+        return dense_strides(parameter) == self._strides[number]
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Let parameters whose ``.data`` was replaced lie in the memory again, with the values of this rank's part."""
+        for number, (parameter, row) in enumerate(zip(self.parameters, self._rows, strict=True)):
+            if parameter.data_ptr() != row.data_ptr():
+                values = in_row(parameter, self._strides[number])
+                for piece in self.pieces:  # each rank its own part: another one may have updated the others already
+                    if piece.parameter is parameter:
+                        row[piece.start : piece.stop].copy_(values[piece.start : piece.stop])
+                self._move(number)
+
+    def portions(self, parameter: torch.Tensor) -> Portions:
+        """The elements of ``parameter`` that each rank updates."""
+        number = next(place for place, each in enumerate(self.parameters) if each is parameter)
+        counts = tuple(nbytes // parameter.element_size() for nbytes in self._layout.counts(number))
+        return Portions(counts, self._position, self._strides[number])
 
     READY = Operation.ALLGATHER, f"{NAME}.ready"
     """The call of :meth:`meet` before an update."""

@@ -19,6 +19,7 @@ from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 from hvd_cluster.torch.optimizer.inventory import Names
+from hvd_cluster.torch.optimizer.rows import Portions
 from hvd_cluster.torch.optimizer.shard import (
     NAME,
     ParameterPart,
@@ -37,6 +38,11 @@ from hvd_cluster.torch.optimizer.shard import (
 State = dict[Any, Any]
 LISTS = ("params", "param_names")
 """The lists of a group that have an entry for each parameter."""
+SCATTERED_BYTES = 1 << 26
+"""The most bytes of gradients that more than two ranks reduce-scatter: the engine sends so many in one batch.
+
+In a smaller part of them, few ranks would combine the elements of all.
+"""
 logger = logging.getLogger(__name__)
 
 
@@ -73,8 +79,9 @@ class KeptState(NamedTuple):
 class ShardedOptimizer(HookedOptimizer):
     """The first base of a wrapped optimizer's class, with ``sharded``; the second is the class of the optimizer.
 
-    Gradients are combined as without ``sharded``, so ``.grad`` is whole on all ranks. ``state`` has the parameters of
-    the optimizer as keys before the first step, and after that the pieces of this rank.
+    ``synchronize()`` combines gradients as without ``sharded``, so ``.grad`` is whole on all ranks. A ``step()``
+    without it reduce-scatters those of ``_division``, and then removes them. ``state`` has the parameters of the
+    optimizer as keys before the first step, and after that the pieces of this rank.
     """
 
     _shard: ParameterShard | None
@@ -84,6 +91,8 @@ class ShardedOptimizer(HookedOptimizer):
     def _distribute(self, names: Names, passes: int, options: Any) -> None:
         check(self, self._kind)
         self._shard, self._is_spread = None, False
+        self._division: Mapping[torch.Tensor, Portions] = {}
+        self._scattered: Sequence[torch.Tensor] = ()
         self._copies: RankCopies | None = None
         self._kept: KeptState | None = None
         self._expects_commits = self._copies_next = False
@@ -116,6 +125,18 @@ class ShardedOptimizer(HookedOptimizer):
                 "step() was called in skip_synchronize() before the gradients were combined, so the parts of the "
                 "parameters would follow different gradients; call synchronize() before"
             )
+
+    @override
+    def _combine_for_update(self) -> None:
+        """Hooks of the step see whole gradients. All ranks have the same hooks."""
+        shard = self._shard
+        divided = shard is not None and not self._optimizer_step_pre_hooks and shard.divides(self._parameters())
+        self._combiner.division = self._division if divided else {}
+        try:
+            self.synchronize()
+            self._scattered = list(self._combiner.division)
+        finally:
+            self._combiner.division = {}
 
     @override
     def _update(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -190,14 +211,31 @@ class ShardedOptimizer(HookedOptimizer):
     def _present_shard(self) -> ParameterShard:
         """The shard of the parameters that the optimizer has now; a collective if it is another one than before."""
         parameters, shard = self._parameters(), self._shard
-        if shard is None or shard.engine is not basics.engine() or not shard.holds(parameters):
+        if shard is None or not shard.divides(parameters):
             self.unite()
             names, options = self._parameter_names, self._options
             shard = ParameterShard(parameters, names, is_element_wise(self._kind), options.sharded, options.process_set)
             self._shard, self._copies, self._kept, self._versions = shard, None, None, []
-            told = allgather_object(self._expects_commits, f"{NAME}.expects_commits", options.process_set)
-            self._copies_next = all(told)
+            told = allgather_object(self._expectations(shard), f"{NAME}.expectations", options.process_set)
+            self._copies_next, scatters = (all(expectations) for expectations in zip(*told, strict=True))
+            self._divide(shard, scatters)
+        shard.take_back()
         return shard
+
+    def _expectations(self, shard: ParameterShard) -> tuple[bool, bool]:
+        """Whether this rank expects commits, and whether a reduce-scatter is faster here than an allreduce.
+
+        The latter is so where no gradient can travel during backward, and each rank has a part of each batch.
+        """
+        engine, ranks = basics.engine(), self._options.process_set.size() or 1
+        is_balanced = ranks == 2 or shard.nbytes <= SCATTERED_BYTES
+        return self._expects_commits, engine.patient and is_balanced and shard.is_on_one_host
+
+    def _divide(self, shard: ParameterShard, scatters: bool) -> None:
+        """From the next step on, gradients are reduce-scattered, if this ``scatters``."""
+        lone = self._combiner.lone() if scatters else []
+        self._division = {parameter: shard.portions(parameter) for parameter in lone}
+        self._combiner.sends_ahead = not scatters
 
     def _take_state(self, shard: ParameterShard) -> None:
         """Keep this rank's part of the state that has parameters as keys; empty ones came by a look at ``state``."""
@@ -244,6 +282,9 @@ class ShardedOptimizer(HookedOptimizer):
                 group.update({key: value for key, value in changed.items() if key not in LISTS})
             for piece in shard.pieces:
                 piece.drop_gradient()
+            for parameter in self._scattered:
+                parameter.grad = None
+            self._scattered = ()
 
     # The state of all.
 

@@ -28,6 +28,7 @@ GOOD = [
     replace(REDUCE, op=ReduceOp.PRODUCT, prescale_factor=0.5),
     replace(REDUCE, dtype=DType.BOOL, op=ReduceOp.MAX),
     replace(SCATTER, op=ReduceOp.AVERAGE),
+    replace(SCATTER, splits=(0, 4, 0)),
     replace(GATHER, dtype=DType.BOOL),
     replace(GATHER, dtype=DType.COMPLEX64),
     replace(SCATTER, dtype=DType.COMPLEX128, op=ReduceOp.AVERAGE, prescale_factor=0.5),
@@ -50,6 +51,10 @@ BAD = [
     (replace(REDUCE, postscale_factor=np.float32("nan")), "a scale factor of nan is not allowed"),
     (replace(EXCHANGE, splits=(1, -1, 1)), r"splits \[1, -1, 1\] must be non-negative"),
     (replace(EXCHANGE, splits=(2, 2, 1)), "add up to at most the 4 rows"),
+    (replace(SCATTER, splits=(2, 2)), "splits has 2 entries, but must have 3, one for each rank"),
+    (replace(SCATTER, splits=(2, 2, 1)), "add up to at most the 4 rows"),
+    (replace(SCATTER, splits=(2, 1, 0)), r"splits \[2, 1, 0\] must add up to the 4 rows of the tensor"),
+    (replace(SCATTER, splits=(2, 1.0, 1)), "splits .* must consist of integers"),
     (replace(REDUCE, dtype=DType.BOOL, op=ReduceOp.AVERAGE), "bool tensors cannot be averaged or scaled"),
     (replace(SCATTER, dtype=DType.BOOL, prescale_factor=2.0), "convert to float32"),
     (replace(REDUCE, dtype=DType.BOOL, postscale_factor=2.0), "convert to float32"),
@@ -162,6 +167,12 @@ def test_the_text_does_not_depend_on_the_order_of_arrival():
         "tensor 't': the ranks disagree about the dtype: int8 on ranks 0, 2; bool on rank 1. "
         "Submit the same dtype under this name on every rank"
     }
+
+
+def test_all_ranks_of_a_reducescatter_give_the_same_splits():
+    said = {1: replace(SCATTER, splits=(2, 2, 0)), 2: replace(SCATTER, splits=(2, 2, 0)), 3: SCATTER}
+    text = disagreement(said, MEMBERS).text
+    assert "the ranks disagree about the splits: (2, 2, 0) on ranks 1, 2; () on rank 3" in text
 
 
 def test_many_ranks_are_cut_short():

@@ -84,6 +84,10 @@ def test_fused_allgathers(data, size):
     assert_same(results, expected)
 
 
+def uneven(rows, size):
+    return (min(rows, 1), *[0] * (size - 2), max(0, rows - 1)) if size > 1 else (rows,)
+
+
 @settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 9), shapes), min_size=1, max_size=5),
@@ -91,8 +95,10 @@ def test_fused_allgathers(data, size):
     st.sampled_from([DType.FLOAT64, DType.INT32, DType.COMPLEX64]),
     st.sampled_from([ReduceOp.SUM, ReduceOp.AVERAGE]),
     st.sampled_from([1.0, 2.0]),
+    st.booleans(),
 )
-def test_fused_reducescatters(tensor_shapes, size, dtype, op, factor):
+def test_fused_reducescatters(tensor_shapes, size, dtype, op, factor, gives_splits):
+    """With splits the last rank gets all rows but one."""
     generator = np.random.default_rng(1)
     tensors = [
         [
@@ -104,12 +110,26 @@ def test_fused_reducescatters(tensor_shapes, size, dtype, op, factor):
         for _ in range(size)
     ]
     responses = [
-        Response(index, Request(f"t{index}", Operation.REDUCESCATTER, dtype, (rows, *tail), op, prescale_factor=factor))
+        Response(
+            index,
+            Request(
+                f"t{index}",
+                Operation.REDUCESCATTER,
+                dtype,
+                (rows, *tail),
+                op,
+                prescale_factor=factor,
+                splits=uneven(rows, size) if gives_splits else (),
+            ),
+        )
         for index, (rows, tail) in enumerate(tensor_shapes)
     ]
     results = on_all_ranks(size, tensors, responses)
     for rank, result in enumerate(results):
         share = factor / (size if op is ReduceOp.AVERAGE else 1)
         totals = [sum(of_ranks) * share for of_ranks in zip(*tensors, strict=True)]
-        parts = [np.array_split(total.astype(dtype.storage), size)[rank] for total in totals]
+        cuts = [np.cumsum(uneven(len(total), size))[:-1] if gives_splits else size for total in totals]
+        parts = [
+            np.array_split(total.astype(dtype.storage), cut)[rank] for total, cut in zip(totals, cuts, strict=True)
+        ]
         assert_same([result], parts)

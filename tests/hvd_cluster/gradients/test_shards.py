@@ -23,6 +23,11 @@ def test_each_byte_has_one_rank_and_a_place_of_its_own(sizes, ranks, planned):
                 assert (part.number, byte) not in seen
                 seen[part.number, byte] = place
     assert len(seen) == sum(sizes)
+    for number, size in enumerate(sizes):
+        counts = layout.counts(number)
+        assert sum(counts) == size
+        for rank, count in enumerate(counts):
+            assert count == sum(part.stop - part.start for part in layout.parts(rank) if part.number == number)
     assert len(set(seen.values())) == len(seen)
     assert all(offset % ALIGNMENT == 0 for offset in [*layout.offsets, *layout.bounds])
 

@@ -13,8 +13,10 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, RefusedCallError
+from hvd_cluster.core import basics
+from hvd_cluster.gradients import buckets
 from hvd_cluster.ops import objects
-from hvd_cluster.torch.optimizer import shard
+from hvd_cluster.torch.optimizer import shard, transfers
 from hvd_cluster.torch.optimizer.shard import ELEMENT_WISE, is_element_wise
 from tests.checks import each_check
 from tests.hvd_cluster.torch.training import assert_identical_everywhere, data, flat, loss_of, own
@@ -272,9 +274,11 @@ def check_the_full_state_goes_anywhere():
         assert same(restored.state_dict(), saved)
         for step in range(3, 5):
             backward(model, optimizer, step)
-            optimizer.step()
+            optimizer.synchronize()
             for one, other in zip(plain.parameters(), model.parameters(), strict=True):
                 one.grad = other.grad.clone()
+            with optimizer.skip_synchronize():
+                optimizer.step()
             alone.step()
             backward(again, restored, step)
             restored.step()
@@ -791,6 +795,100 @@ def test_on_all_ranks(ranks, check):
     ranks.run(check)
 
 
+def in_portions(check, *arguments):
+    """Each gradient is large enough to be reduce-scattered, however many cores there are."""
+    with (
+        mock.patch.object(buckets, "SMALL_BYTES", 0),
+        mock.patch.object(transfers, "SMALL_BYTES", 0),
+        mock.patch.object(type(basics.engine()._progress), "patient", True),
+    ):
+        check(*arguments)
+
+
+@each_check(globals())
+@pytest.mark.parametrize("ranks", [2, 3], indirect=True)
+def test_with_gradients_in_portions(ranks, check):
+    ranks.run(in_portions, check)
+
+
+def check_steps_that_need_portions_only():
+    """The first step divides the parameters. Of the others, only those that nothing else looks at."""
+    for place in PLACES:
+        model = build()
+        optimizer = wrapped(model, momentum, place)
+        train(model, optimizer, range(1))
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        train(model, optimizer, range(1, 2))
+        assert all(parameter.grad is None for parameter in model.parameters())
+        backward(model, optimizer, 2)
+        optimizer.synchronize()
+        averages = [parameter.grad.clone() for parameter in model.parameters()]
+        assert same(averages, [hvd.broadcast(average, 0) for average in averages])
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        assert same(averages, [parameter.grad for parameter in model.parameters()])
+        hook = optimizer.register_step_pre_hook(lambda *_: None)
+        train(model, optimizer, range(3, 4))
+        hook.remove()
+        averages = [parameter.grad for parameter in model.parameters()]
+        assert same(averages, [hvd.broadcast(average, 0) for average in averages])
+        train(model, optimizer, range(4, 5))
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def check_gradients_of_other_strides():
+    def train_transposed(model, optimizer, steps, passes):
+        for step in steps:
+            backward(model, optimizer, step)
+            weight = model[2].weight
+            weight.grad = weight.grad.t().contiguous().t()
+            optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the gradient of .* was changed between backward and step")
+        assert_same_training(adam, train=train_transposed)
+
+
+class WholeDescent(torch.optim.SGD):
+    hvd_element_wise = False
+
+
+def check_gradients_that_become_sparse():
+    """The ranks learn of it in the second step, or in the third, where one of them has none in the second."""
+
+    class Rows(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.dense, self.rows = torch.nn.Linear(4, 30), torch.nn.Parameter(torch.randn(40, 4))
+
+        def forward(self, step):
+            lines = torch.tensor([step, 2 * step + hvd.rank()])
+            rows = torch.nn.functional.embedding(lines, self.rows, sparse=step > 0) if step != 1 or hvd.rank() else 0.0
+            return self.dense(rows + torch.ones(2, 4)).square().sum()
+
+    def train_rows(model, optimizer, steps, passes):
+        for step in steps:
+            optimizer.zero_grad()
+            model(step).backward()
+            optimizer.step()
+
+    def descent(kind):
+        return lambda parameters: kind(parameters, lr=0.001)
+
+    assert_same_training(descent(WholeDescent), Rows, range(4), train=train_rows)
+    assert_same_training(descent(torch.optim.SGD), Rows, range(4), train=train_rows, sparse_as_dense=True)
+
+
+@pytest.mark.parametrize("ranks", [2, 3], indirect=True)
+@pytest.mark.parametrize(
+    "check",
+    [check_steps_that_need_portions_only, check_gradients_of_other_strides, check_gradients_that_become_sparse],
+)
+def test_portions(ranks, check):
+    ranks.run(in_portions, check)
+
+
 def check_ranks_that_have_joined():
     model = build()
     for place in PLACES if hvd.size() > 1 else ():
@@ -809,6 +907,7 @@ def check_ranks_that_have_joined():
 @pytest.mark.parametrize("ranks", [2, 3], indirect=True)
 def test_joined_ranks_update_nothing_so_the_others_get_an_error(ranks):
     ranks.run(check_ranks_that_have_joined)
+    ranks.run(in_portions, check_ranks_that_have_joined)
 
 
 def gathered(root):
@@ -834,10 +933,11 @@ def check_two_hosts():
     train(expected, plain, range(3))
     assert torch.equal(flat(model), flat(expected))
     assert not optimizer._shard.is_shared
+    assert not optimizer._division  # an allreduce goes through each host first
 
 
 def test_on_two_hosts(two_hosts):
-    two_hosts.run(check_two_hosts)
+    two_hosts.run(in_portions, check_two_hosts)
     two_hosts.run(check_elastic_state, [True])
 
 
