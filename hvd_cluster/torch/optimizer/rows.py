@@ -1,4 +1,4 @@
-"""Tensors as rows of elements in the order of memory, and the portions of a row that each rank gets."""
+"""Tensors as rows of elements in the order of memory, and the parts of a row that belong to a rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import increment_version
 
-from collectives import Work
+from collectives import InvalidRequestError, Work
 from hvd_cluster.ops.submission import Operand
 from hvd_cluster.torch.tensors import to_buffer
 
@@ -56,3 +56,44 @@ class Portions(NamedTuple):
             return tensor
 
         return Operand(to_buffer(row), to_buffer(own), finish)
+
+
+class ParameterPart(NamedTuple):
+    """The elements ``start`` to ``stop`` of ``parameter``, which are ``tensor``: the parameter itself, or a row.
+
+    ``strides`` are those of the parameter.
+    """
+
+    parameter: torch.Tensor
+    start: int
+    stop: int
+    tensor: torch.Tensor
+    strides: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its parameter."""
+        return self.stop - self.start == self.parameter.numel()
+
+    def take_gradient(self, sparse_as_dense: bool) -> None:
+        """Let ``tensor.grad`` be this part of the gradient. InvalidRequestError for a sparse one that must be cut."""
+        if self.is_whole:
+            return
+        gradient = self.parameter.grad
+        if sparse_as_dense and gradient is not None:
+            gradient = gradient.to_dense()
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise InvalidRequestError(
+                f"a gradient of shape {tuple(gradient.shape)} is sparse, and cannot be cut; give DistributedOptimizer "
+                "sparse_as_dense=True, or leave out sharded"
+            )
+        self.tensor.grad = None if gradient is None else self.part_of(gradient)
+
+    def drop_gradient(self) -> None:
+        """The part of the gradient is not needed any more."""
+        if not self.is_whole:
+            self.tensor.grad = None
+
+    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This part of a ``tensor`` with the shape of the parameter; a view if it has its strides."""
+        return tensor.detach() if self.is_whole else in_row(tensor, self.strides)[self.start : self.stop]

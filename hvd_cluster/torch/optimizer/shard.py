@@ -26,7 +26,7 @@ from hvd_cluster.ops.host_memory import HostMapping, shared_memory
 from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.ops.submission import submit
-from hvd_cluster.torch.optimizer.rows import Portions, dense_strides, in_row
+from hvd_cluster.torch.optimizer.rows import ParameterPart, Portions, dense_strides, in_row
 from hvd_cluster.torch.tensors import to_buffer
 
 logger = logging.getLogger(__name__)
@@ -82,47 +82,6 @@ def check(optimizer: torch.optim.Optimizer, own: type[torch.optim.Optimizer]) ->
             f"the parameters are on the devices {', '.join(devices)}, but sharded parameters lie in one piece of "
             "memory; make an optimizer for each device"
         )
-
-
-class ParameterPart(NamedTuple):
-    """The elements ``start`` to ``stop`` of ``parameter``, which are ``tensor``: the parameter itself, or a row.
-
-    ``strides`` are those of the parameter.
-    """
-
-    parameter: torch.Tensor
-    start: int
-    stop: int
-    tensor: torch.Tensor
-    strides: tuple[int, ...]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of its parameter."""
-        return self.stop - self.start == self.parameter.numel()
-
-    def take_gradient(self, sparse_as_dense: bool) -> None:
-        """Let ``tensor.grad`` be this part of the gradient. InvalidRequestError for a sparse one that must be cut."""
-        if self.is_whole:
-            return
-        gradient = self.parameter.grad
-        if sparse_as_dense and gradient is not None:
-            gradient = gradient.to_dense()
-        if gradient is not None and gradient.layout is not torch.strided:
-            raise InvalidRequestError(
-                f"a gradient of shape {tuple(gradient.shape)} is sparse, and cannot be cut; give DistributedOptimizer "
-                "sparse_as_dense=True, or leave out sharded"
-            )
-        self.tensor.grad = None if gradient is None else self.part_of(gradient)
-
-    def drop_gradient(self) -> None:
-        """The part of the gradient is not needed any more."""
-        if not self.is_whole:
-            self.tensor.grad = None
-
-    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This part of a ``tensor`` with the shape of the parameter; a view if it has its strides."""
-        return tensor.detach() if self.is_whole else in_row(tensor, self.strides)[self.start : self.stop]
 
 
 class ParameterShard:

@@ -19,10 +19,9 @@ from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 from hvd_cluster.torch.optimizer.inventory import Names
-from hvd_cluster.torch.optimizer.rows import Portions
+from hvd_cluster.torch.optimizer.rows import ParameterPart, Portions
 from hvd_cluster.torch.optimizer.shard import (
     NAME,
-    ParameterPart,
     ParameterShard,
     StatePart,
     check,
