@@ -13,6 +13,13 @@ from collectives.engine.shutdown import ProcessExit
 from executors.job.job import Job
 from executors.job.worlds import assign_ranks
 from tests.namespaces import HOSTS, Network, Unavailable
+from tests.startup.sitecustomize import WHOLE_END
+
+
+@pytest.fixture(autouse=True)
+def ends_as_for_users(monkeypatch):
+    monkeypatch.setenv(WHOLE_END, "1")
+
 
 SCRIPT = """
 import sys, threading
