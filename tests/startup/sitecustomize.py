@@ -1,6 +1,7 @@
 """Runs at the start of every Python that has this folder on PYTHONPATH, which the tests set: it starts and ends faster.
 
-``import tensorflow`` takes half as long without the packages that it and Keras import only because they are there.
+``import tensorflow`` takes half as long without the packages that it and Keras import only because they are there;
+others have such imports, too.
 Frameworks make a million objects that stay, so that full collections of garbage find nothing and take long: they are
 rare, and none comes at the end of the interpreter, where it takes a quarter of the processor time of a short script.
 Young objects are collected as often as always. A process with the variable WHOLE_END ends as those of users do.
@@ -15,8 +16,8 @@ import sys
 HIDDEN = {
     "sklearn": ("keras",),
     "matplotlib": ("keras",),
-    "IPython": ("keras",),
-    "pandas": ("keras",),
+    "IPython": ("keras", "pyspark"),
+    "pandas": ("keras", "sklearn"),
     "jax": ("tensorflow", "keras.src.callbacks"),
 }
 USUAL = gc.get_threshold()
