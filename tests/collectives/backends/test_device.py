@@ -13,7 +13,7 @@ from collectives.backends.completion import DONE, all_of
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import Buffer
 from tests.collectives.backends.device import Device, DeviceBackend, Uploading
-from tests.collectives.backends.matrix import encode, run_matrix
+from tests.collectives.backends.matrix import encode, run_matrix, shorten
 from tests.collectives.backends.members import group_of, in_threads
 
 SIZE = 4
@@ -36,7 +36,8 @@ def with_devices(size, body):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_matrix(size):
+def test_matrix(size, monkeypatch):
+    shorten(monkeypatch)
     with_devices(size, lambda backend, device: run_matrix(Uploading(backend, device), backend.group.position, size))
 
 

@@ -39,7 +39,7 @@ from collectives.settings import Settings
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends import group_cases
 from tests.collectives.backends.group_cases import LENGTHS, SOON
-from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
+from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix, shorten
 from tests.collectives.backends.members import Processes, group_of
 from tests.interrupts import interrupted
 
@@ -69,6 +69,7 @@ def test_threads(size):
 
 
 def test_many_pieces(monkeypatch):
+    shorten(monkeypatch, "collectives.backends.messaging.DIRECT")
     monkeypatch.setattr("collectives.backends.messaging.PIECE", 1)
     with_backends(3, lambda backend: run_matrix(backend, backend.rank, 3))
 

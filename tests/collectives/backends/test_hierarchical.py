@@ -28,7 +28,7 @@ from collectives.backends.single import SingleBackend
 from collectives.kernels.reduction import reduction
 from collectives.settings import Settings
 from collectives.store.memory import PrefixStore
-from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
+from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix, shorten
 from tests.collectives.backends.members import Member, Processes, group_of, in_threads
 from tests.collectives.backends.offers import meet
 
@@ -80,10 +80,11 @@ class Hosts:
 @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
 def test_matrix(hosts, monkeypatch):
     """With limits that lie among the sizes of the matrix."""
+    shorten(monkeypatch)
     monkeypatch.setattr(backend, "SMALL", 16)
 
     def body(rank):
-        with closing(group.member(rank, pipeline_piece=1 << 18)) as backend:
+        with closing(group.member(rank, pipeline_piece=1 << 14)) as backend:
             run_matrix(backend, rank, group.size, roundings=2)
 
     group = Hosts(hosts)

@@ -17,12 +17,13 @@ from collectives.api import (
 )
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.kernels.reduction import ReductionKernel, reduction
-from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
+from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix, shorten
 from tests.collectives.backends.members import group_of, in_threads
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_matrix(size):
+def test_matrix(size, monkeypatch):
+    shorten(monkeypatch)
     group = InprocGroup(size)
     in_threads(size, lambda rank: run_matrix(InprocBackend(group_of(group.size, rank), group), rank, size))
     assert not group.fired

@@ -10,7 +10,7 @@ import pytest
 from collectives.api import CollectiveTimeoutError, DType, ReduceOp, ShutDownError
 from collectives.backends.messaging import DIRECT, MessagingBackend
 from collectives.kernels.reduction import reduction
-from tests.collectives.backends.matrix import abort_from_thread, run_matrix
+from tests.collectives.backends.matrix import abort_from_thread, run_matrix, shorten
 from tests.collectives.backends.members import group_of, in_threads
 from tests.collectives.backends.queues import Queues, QueueTransport
 from tests.collectives.kernels.reductions import reduce_arrays
@@ -40,11 +40,13 @@ def with_backends(size: int, body: Callable[[MessagingBackend], object], kind: t
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_matrix(size):
+def test_matrix(size, monkeypatch):
+    shorten(monkeypatch, *(f"collectives.backends.messaging.{name}" for name in ("DIRECT", "ALONE", "PIECE")))
     with_backends(size, lambda backend: run_matrix(backend, backend.rank, size))
 
 
 def test_many_pieces(monkeypatch):
+    shorten(monkeypatch, "collectives.backends.messaging.DIRECT")
     monkeypatch.setattr("collectives.backends.messaging.PIECE", 1)
     with_backends(3, lambda backend: run_matrix(backend, backend.rank, 3))
 

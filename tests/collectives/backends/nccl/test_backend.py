@@ -16,7 +16,7 @@ from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.interface import NcclConnection
 from collectives.backends.nccl.watcher import LOOK_SECONDS, Watcher
 from tests.collectives.backends.device import Uploading
-from tests.collectives.backends.matrix import reduce_until_error, run_matrix
+from tests.collectives.backends.matrix import reduce_until_error, run_matrix, shorten
 from tests.collectives.backends.members import group_of, in_threads
 from tests.collectives.backends.nccl.fake import FakeDevice, FakeLibrary, FakeNetwork, connector
 from tests.collectives.backends.nccl.streams import PATIENCE, LateStream
@@ -43,7 +43,8 @@ def floats(device, *values):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_matrix(size):
+def test_matrix(size, monkeypatch):
+    shorten(monkeypatch, "collectives.backends.nccl.backend.LARGE", "collectives.backends.nccl.backend.ROOM")
     with_backends(
         size, lambda backend, device: run_matrix(Uploading(backend, device), backend.group.position, size, size + 1)
     )
@@ -51,8 +52,9 @@ def test_matrix(size):
 
 def test_matrix_in_small_pieces(monkeypatch):
     """Packed memory is shorter than the tensors."""
-    monkeypatch.setattr(nccl, "ROOM", 1 << 21)
-    monkeypatch.setattr(nccl, "LARGE", 1 << 16)
+    shorten(monkeypatch)
+    monkeypatch.setattr(nccl, "ROOM", 1 << 17)
+    monkeypatch.setattr(nccl, "LARGE", 1 << 12)
     with_backends(2, lambda backend, device: run_matrix(Uploading(backend, device), backend.group.position, 2, 3))
 
 

@@ -17,7 +17,7 @@ from collectives.backends.nccl.watcher import Watcher
 from collectives.net.attempts import ConnectAttempt
 from collectives.settings import Settings
 from tests.collectives.backends.device import Uploading
-from tests.collectives.backends.matrix import run_matrix
+from tests.collectives.backends.matrix import run_matrix, shorten
 from tests.collectives.backends.members import group_of, in_threads
 from tests.collectives.backends.nccl.fake import FakeDevice, FakeLibrary, FakeNetwork, connector
 from tests.collectives.backends.nccl.gpus import gpu_of_each_thread
@@ -74,7 +74,8 @@ def is_torus(request):
 
 
 @pytest.mark.parametrize("letters", HOSTS.values(), ids=HOSTS)
-def test_matrix(letters, is_torus):
+def test_matrix(letters, is_torus, monkeypatch):
+    shorten(monkeypatch, *(f"collectives.backends.nccl.{name}" for name in ("backend.LARGE", "through_host.PIECE")))
     hosts = Hosts(letters, is_torus)
     hosts.run(
         lambda backend, device: run_matrix(

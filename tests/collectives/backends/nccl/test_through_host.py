@@ -12,7 +12,7 @@ from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.nccl import through_host
 from collectives.backends.nccl.through_host import ThroughHostBackend
 from tests.collectives.backends.device import Uploading
-from tests.collectives.backends.matrix import run_matrix
+from tests.collectives.backends.matrix import run_matrix, shorten
 from tests.collectives.backends.members import group_of, in_threads
 from tests.collectives.backends.nccl.fake import FakeDevice
 from tests.collectives.backends.nccl.streams import PATIENCE, LateStream
@@ -36,7 +36,8 @@ def with_backends(size, body):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_matrix(size, monkeypatch):
-    monkeypatch.setattr(through_host, "PIECE", 1 << 20)
+    shorten(monkeypatch)
+    monkeypatch.setattr(through_host, "PIECE", 1 << 16)
     with_backends(size, lambda backend, device: run_matrix(Uploading(backend, device), backend.group.position, size))
 
 
