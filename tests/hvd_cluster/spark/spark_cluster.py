@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pyspark
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -19,7 +20,10 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 MASTER = "local-cluster[2,1,1024]"
 # A JVM of a test ends before a better compiler than the first one, or a collector with threads, repays its time.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CLASSES = Path(sys.prefix) / f"spark-{pyspark.__version__}.jsa"
+"""See spark_classes.py. Where it is missing or does not fit, a JVM does without it; it would say so."""
+JAVA_OPTIONS = f"{JAVA} -XX:SharedArchiveFile={CLASSES} -Xlog:disable"
 SETTINGS = {
     "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     "spark.driver.host": "127.0.0.1",
@@ -69,17 +73,17 @@ def running_session() -> Iterator[SparkSession]:
         started = set(psutil.Process().children(recursive=True)) - before
         yield spark
         spark.stop()
-        _end_java()
+        end_java(30)
         _, alive = psutil.wait_procs(started, timeout=60)
     assert not alive, f"processes of Spark outlived the tests: {alive}"
 
 
-def _end_java() -> None:
+def end_java(seconds: float) -> None:
     gateway = SparkContext._gateway
     SparkContext._gateway = SparkContext._jvm = None
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(30)
+    gateway.proc.wait(seconds)
 
 
 DRIVER = """
