@@ -8,8 +8,8 @@ group for each gradient; and gradients that travel as one object of Python after
 with MXNet alone. All ranks of "no exchange" train at the same time, so they share memory bandwidth as others do. The
 sides cannot share processes: a second net there trains at 0.9, a third at 0.8 of the speed of the first one.
 
-On all sides malloc gives each large array pages of its own, see MALLOC. By default it does so for some of them, others
-in each run. By the places of weights and momenta an update of MXNet takes 15 to 24 ms, more than an exchange does.
+On all sides malloc gives each large array pages of its own, see MALLOC. By default some arrays get their own pages, and
+which ones differs in each run. So an update of MXNet takes 15 to 24 ms, a difference larger than an exchange.
 ``--default-malloc`` leaves that to chance.
 """
 

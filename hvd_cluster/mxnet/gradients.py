@@ -18,7 +18,7 @@ from hvd_cluster.gradients.options import Options, as_groups, check
 from hvd_cluster.graphs.calls import CallBatch
 from hvd_cluster.mxnet.arrays import Array, combined, is_sparse
 from hvd_cluster.mxnet.nodes import NodeCall, calling
-from hvd_cluster.ops.shared_arena import SharedArena, arena_for
+from hvd_cluster.ops.shared_arena import SharedArena, can_share, combine_in_place
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "GradientExchange", "NoneCompressor"]
 
@@ -47,7 +47,7 @@ class Compression:
     fp16 = FP16Compressor
 
 
-class GradientPlace:
+class SharedGradient:
     """Makes the gradient of ``parameter`` in ``arena``, also for another ``grad_req``; ``former`` gets what it had.
 
     Executors remember where a gradient was when they first wrote it, so it does not move after that.
@@ -55,6 +55,7 @@ class GradientPlace:
 
     def __init__(self, parameter: Any, arena: SharedArena, former: list[Array]) -> None:
         self._parameter, self.arena, self._former = parameter, arena, former
+        self._kept: Array = None
         self._move()
 
     def __call__(self) -> None:
@@ -63,8 +64,13 @@ class GradientPlace:
 
     def _move(self) -> None:
         for data, gradient in zip(self._parameter._data or (), self._parameter._grad or (), strict=False):
-            if not is_sparse(gradient) and (memory := self.arena.take(gradient.shape, gradient.dtype)) is not None:
-                moved = mx.nd.from_dlpack(memory.__dlpack__())
+            if is_sparse(gradient) or gradient.ctx != mx.cpu(0):
+                continue
+            if self._kept is None or (self._kept.shape, self._kept.dtype) != (gradient.shape, gradient.dtype):
+                memory = self.arena.take(gradient.shape, gradient.dtype)
+                self._kept = memory if memory is None else mx.nd.from_dlpack(memory.__dlpack__())
+            if self._kept is not None:
+                moved = gradient.copyto(self._kept.detach())
                 gradient.handle, moved.handle = moved.handle, gradient.handle  # whoever has the array keeps it
                 mx.autograd.mark_variables([data], [gradient], self._parameter.grad_req)
                 self._former.append(moved)
@@ -89,19 +95,18 @@ class GradientExchange:
         self._prefix = f"gradient.{prefix}"
         self._comparison = None if prefix else Comparison(process_set)
         self._arena: SharedArena | None = None
-        # Kept until the second step: once malloc has had a large piece back, it puts the next ones into its heap, where
-        # updates of parameters may take a quarter longer.
+        # Until the second step: once malloc has a large piece back, it mixes the next ones, which slows updates down.
         self._former: list[Array] = []
 
     def share(self, parameters: Sequence[Any]) -> None:
         """Let the gradients lie in memory of all ranks, before a trainer of ``parameters`` is made."""
-        if self._comparison is not None:
+        if self._comparison is not None and can_share(self._options.process_set):
             places = [vars(each)["_init_grad"] for each in parameters if "_init_grad" in vars(each)]
-            self._arena = places[0].arena if places else arena_for(self._options.process_set)
+            self._arena = places[0].arena if places else SharedArena()
         if self._arena is not None and self._options.compression is NoneCompressor:
             for each in parameters:
                 if not (each._trainer or any(data._fresh_grad for data in each._data or ())):
-                    each._init_grad = GradientPlace(each, self._arena, self._former)
+                    each._init_grad = SharedGradient(each, self._arena, self._former)
 
     def compare(self, parameters: Sequence[Any]) -> None:
         """The ranks compare ``parameters``, once in a world; not with a prefix: such trainers step in any order."""
@@ -109,8 +114,7 @@ class GradientExchange:
             with calling(Operation.ALLGATHER, "models", self._options.process_set):
                 self._comparison.run([(each.name, each) for each in parameters])
                 self._overlaps = can_overlap(self._options.process_set)
-                if self._arena is not None:
-                    self._arena.connect("models.memory", self._options.process_set)
+                combine_in_place(self._arena, "models.memory", self._options.process_set)
         else:
             self._former.clear()
 

@@ -65,9 +65,7 @@ _push.argtypes = [
 
 
 @contextmanager
-def calling(
-    operation: Operation, name: Any, process_set: ProcessSet, tensors: Sequence[Any] | None = None
-) -> Iterator[str]:
+def calling(operation: Operation, name: Any, process_set: ProcessSet, tensors: Any = None) -> Iterator[str]:
     """Around a public operation, on one tensor or on the group of ``tensors``; gives its name.
 
     The other ranks hear of a call that is refused, and errors are MXNetErrors. Autograd records nothing: it would take

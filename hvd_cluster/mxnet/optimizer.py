@@ -32,9 +32,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     ) -> None:
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             advice = "; for a gluon.Trainer use DistributedTrainer" if isinstance(optimizer, mx.gluon.Trainer) else ""
-            raise InvalidRequestError(
-                f"optimizer is a {type(optimizer).__name__}; give an Optimizer: mx.optimizer.create('sgd'){advice}"
-            )
+            raise InvalidRequestError(f"optimizer is a {type(optimizer).__name__}; give one of mx.optimizer{advice}")
         exchange = GradientExchange(Compression.none, gradient_predivide_factor, num_groups, process_set)
         self._arguments = gradient_predivide_factor, num_groups, process_set
         self._optimizer, self._exchange = optimizer, exchange

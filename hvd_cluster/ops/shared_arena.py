@@ -9,6 +9,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,15 +47,15 @@ class ArenaRow(NamedTuple):
 class SharedArena:
     """Memory of this rank, in which tensors stay as long as they live. For one thread.
 
-    :meth:`take` needs no other rank. After :meth:`connect` the engine combines tensors in place that lie at equal
-    places on all ranks, as long as the world and this object last. When a world ends with an error, other ranks may
-    still write into the tensors for a while. Child processes made by fork() see the same memory, and no copy of it.
+    :meth:`take` needs no other rank. After :func:`combine_in_place` the engine combines tensors in place that lie at
+    equal places on all ranks. When a world has ended with an error, a rank that was stopped in the middle may write
+    into the tensors as long as its process lives. A child made by fork() sees the same memory, and no copy of it.
     """
 
     def __init__(self) -> None:
         self._memory: Bytes | None = None
         self._taken = 0
-        self._leave: object | None = None
+        self._sharing: dict[int, object | None] = {}
         try:
             self._reserve()
         except (OSError, ValueError) as error:
@@ -67,7 +68,9 @@ class SharedArena:
         self._memory = np.frombuffer(mmap.mmap(self._descriptor, RESERVED_BYTES), np.uint8)
         self._token = secrets.token_bytes(TOKEN_BYTES)
         token = self.take([TOKEN_BYTES], np.uint8)
-        if token is not None:
+        if token is None:
+            self._memory = None
+        else:
             token[:] = np.frombuffer(self._token, np.uint8)
 
     def __deepcopy__(self, memo: object) -> SharedArena:
@@ -87,33 +90,49 @@ class SharedArena:
         self._taken = start + nbytes
         return self._memory[start : self._taken].view(kind).reshape(shape)
 
-    def connect(self, name: str, process_set: ProcessSet) -> bool:
-        """Whether tensors are combined in place from now on. A collective called ``name`` on the ranks of one host."""
-        self._leave = None
-        row = ArenaRow(f"/proc/{os.getpid()}/fd/{self._descriptor}", self._token, self._taken) if self._taken else None
-        rows = allgather_object(row, f"{name}.rows", process_set)
-        memory = self._attached(rows, process_set.rank() or 0)
-        problems = allgather_object(memory if isinstance(memory, str) else "", f"{name}.problems", process_set)
-        if isinstance(memory, str) or any(problems):
-            logger.debug("%s: tensors are not combined in place: %s", name, max(problems))
-            return False
-        key = next(row.token for row in rows if row)
-        self._leave = basics.engine().share(memory, key, process_set.process_set_id or 0)
-        return self._leave is not None
+    def row(self) -> ArenaRow | None:
+        """What the other members need to find the memory; None where there is none."""
+        return ArenaRow(f"/proc/{os.getpid()}/fd/{self._descriptor}", self._token, self._taken) if self._taken else None
 
-    def _attached(self, rows: Sequence[ArenaRow | None], own: int) -> list[Bytes] | str:
-        """The memory of all members, or the reason why there is none."""
-        taken = {row and row.nbytes for row in rows}
-        if len(taken) > 1 or self._memory is None:
-            return f"the ranks have taken different numbers of bytes: {taken}"
+    def attached(self, rows: Sequence[ArenaRow], own: int) -> list[Bytes]:
+        """The memory of all members; OSError or ValueError where it cannot be found, or they have taken other sizes."""
+        taken = {row.nbytes for row in rows}
+        if self._memory is None or taken != {self._taken}:
+            raise ValueError(f"the ranks have taken different numbers of bytes: {sorted(taken)}")
+        return [self._memory[: self._taken] if at == own else row.attach() for at, row in enumerate(rows)]
+
+    def share(self, memory: Sequence[Bytes] | None, rows: Sequence[ArenaRow], process_set: ProcessSet) -> bool:
+        """Whether the engine combines tensors of this arena in place from now on; None ends it."""
+        number = process_set.process_set_id or 0
+        self._sharing[number] = None
+        if memory is not None:
+            key = blake2b(b"".join(row.token for row in rows)).digest()  # arenas of other members have another one
+            self._sharing[number] = basics.engine().share(memory, key, number)
+        return self._sharing[number] is not None
+
+
+def can_share(process_set: ProcessSet) -> bool:
+    """Whether there are several members, all on one host; the same on all members in one world."""
+    return bool(process_set.included()) and (process_set.size() or 1) > 1 and len(members_by_host(process_set)) == 1
+
+
+def combine_in_place(arena: SharedArena | None, name: str, process_set: ProcessSet) -> bool:
+    """Whether tensors of ``arena`` are combined in place from now on, as long as this world and the arena last.
+
+    Where ranks :func:`can_share`, a collective called ``name``, also on those without an arena. They must have taken
+    the same memory.
+    """
+    if not can_share(process_set):
+        return False
+    told: list[ArenaRow | None] = allgather_object(arena.row() if arena else None, f"{name}.rows", process_set)
+    rows = [row for row in told if row is not None]
+    memory, problem = None, "a rank has no shared memory, or has joined"
+    if arena is not None and len(rows) == process_set.size():
         try:
-            return [self._memory[: self._taken] if at == own else row.attach() for at, row in enumerate(rows) if row]
+            memory, problem = arena.attached(rows, process_set.rank() or 0), ""
         except (OSError, ValueError) as error:
-            return f"rank {basics.rank()}: {error}"
-
-
-def arena_for(process_set: ProcessSet) -> SharedArena | None:
-    """A new one; None, on all members, where they are on several hosts or there is one only."""
-    if not process_set.included() or process_set.size() == 1 or len(members_by_host(process_set)) > 1:
-        return None
-    return SharedArena()
+            problem = f"rank {basics.rank()}: {error}"
+    problems = list(filter(None, allgather_object(problem, f"{name}.problems", process_set)))
+    if problems:
+        logger.debug("%s: tensors are not combined in place: %s", name, problems[0])
+    return arena is not None and arena.share(None if problems else memory, rows, process_set)

@@ -18,8 +18,8 @@ complexes. If the reading core has also written the line, it moves at full speed
 into every buffer, although one copy would be enough: each line is written by the rank that read it last.
 
 *In place*, for tensors that lie in memory which the ranks share: a rank combines its n-th of the tensors themselves,
-and writes the result to those of all ranks. Nothing is copied, which takes a third of the time. Ranks agree on it in
-the first crossing: each shows there where its tensors are. If one has them elsewhere, the slices go on as always.
+and writes the result to those of all ranks. Without the copies that takes a third of the time. Ranks agree on it in the
+first crossing, where each shows a digest of the places of its tensors. If one has them elsewhere, the slices go on.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import weakref
 from collections.abc import Sequence
 from contextvars import copy_context
 from hashlib import blake2b
-from operator import add, attrgetter
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,7 +59,6 @@ ALIGNMENT = 64
 PIECE_BYTES = 1 << 17
 """So much of the tensors of each rank stays in the cache between reading and writing it."""
 KEPT_PLACES = 1 << 10
-_nbytes = attrgetter("nbytes")
 
 
 class SharedRows:
@@ -77,23 +76,25 @@ class SharedRows:
     def find(self, arrays: Sequence[Array]) -> tuple[int, Sequence[Segments]]:
         """A digest of the places of ``arrays`` in this member's row, and the same places of all rows.
 
-        (0, []) if one of them is elsewhere.
+        (0, []) if one of them is elsewhere, or two of them overlap.
         """
         starts = [_address(array) - self._start for array in arrays]
-        if min(starts) < 0 or max(map(add, starts, map(_nbytes, arrays))) > self._nbytes:
+        stops = [start + array.nbytes for start, array in zip(starts, arrays, strict=True)]
+        if min(starts) < 0 or max(stops) > self._nbytes:
             return 0, []
-        places = np.array(starts).tobytes() + arrays[0].dtype.char.encode()
-        sign = int.from_bytes(blake2b(places, key=self._key, digest_size=8).digest(), "big") or 1
-        if sign not in self._known:
+        places = np.array([starts, stops]).tobytes() + arrays[0].dtype.char.encode()
+        digest = int.from_bytes(blake2b(places, key=self._key, digest_size=8).digest(), "big") or 1
+        if digest not in self._known:
             if len(self._known) == KEPT_PLACES:
                 self._known.clear()
-            self._known[sign] = [_segments(row, starts, arrays) for row in self._rows]
-        return sign, self._known[sign]
+            spans = list(zip(starts, stops, strict=True))
+            is_clear = all(stop <= start for (_, stop), (start, _) in pairwise(sorted(spans)))
+            self._known[digest] = [_segments(row, spans, arrays[0].dtype) for row in self._rows] if is_clear else []
+        return (digest, self._known[digest]) if self._known[digest] else (0, [])
 
 
-def _segments(row: Bytes, starts: Sequence[int], arrays: Sequence[Array]) -> Segments:
-    spans = zip(starts, arrays, strict=True)
-    return Segments([row[start : start + array.nbytes].view(array.dtype) for start, array in spans])
+def _segments(row: Bytes, spans: Sequence[tuple[int, int]], dtype: np.dtype[Any]) -> Segments:
+    return Segments([row[start:stop].view(dtype) for start, stop in spans])
 
 
 def _address(array: Array) -> int:
@@ -170,14 +171,14 @@ class ShmAllreduce:
         its own buffer. So the next operation may use the same buffers, which are in the cache.
         """
         before = self._buffers.turn
-        sign, tensors = self._place(source, destination) if self._shared else (0, [])
-        if sign or self._shows_place:
-            self._barrier.show(sign)
-            self._shows_place = bool(sign)
+        digest, tensors = self._place(source, destination) if self._shared else (0, [])
+        if digest or self._shows_place:
+            self._barrier.show(digest)
+            self._shows_place = bool(digest)
         total, step = len(source), BUFFER_BYTES // reduction.dtype.itemsize
         rounds = [self._round(start, min(step, total - start), reduction) for start in range(0, total, step)]
         for turn in range(len(rounds) + 2):
-            if turn == 1 and sign and self._is_in_place(sign):
+            if turn == 1 and digest and self._is_in_place(digest):
                 self._combine_in_place(tensors, reduction)
                 self._barrier.cross()
                 break
@@ -195,20 +196,19 @@ class ShmAllreduce:
 
     def _place(self, source: Segments, destination: Segments) -> tuple[int, Sequence[Segments]]:
         """What this rank shows, and the tensors of all ranks; (0, []) where they are not in memory that all share."""
-        if source.arrays is not destination.arrays:
-            if [_address(array) for array in source.arrays] != [_address(array) for array in destination.arrays]:
-                return 0, []
+        if [_address(array) for array in source.arrays] != [_address(array) for array in destination.arrays]:
+            return 0, []
         for each in list(self._shared):
             rows = each()
-            sign, tensors = rows.find(source.arrays) if rows is not None else (0, [])
-            if sign:
-                return sign, tensors
+            digest, tensors = rows.find(source.arrays) if rows is not None else (0, [])
+            if digest:
+                return digest, tensors
         return 0, []
 
-    def _is_in_place(self, sign: int) -> bool:
+    def _is_in_place(self, digest: int) -> bool:
         """After the first crossing: whether the tensors of all ranks are at one place of their rows."""
         self._barrier.wait()
-        return self._barrier.all_show(sign)
+        return self._barrier.all_show(digest)
 
     @phase("combine")
     def _combine_in_place(self, tensors: Sequence[Segments], reduction: ReductionKernel) -> None:
@@ -216,6 +216,7 @@ class ShmAllreduce:
         step, span = PIECE_BYTES // reduction.dtype.itemsize, self._slice(len(tensors[0]))
         for parts in zip(*[each.parts(*span) for each in tensors], strict=True):
             for start in range(0, len(parts[0]), step):
+                self._barrier.check()  # after an abort this rank writes no more
                 inputs = [part[start : start + step] for part in parts]
                 result = inputs[self._rank]
                 self._silently(reduction.combine, result, inputs)

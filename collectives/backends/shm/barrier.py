@@ -160,8 +160,7 @@ class ShmBarrier:
             self._late += monotonic() - begin
         else:
             self._inside += monotonic() - begin
-        if self._error is not None:
-            raise self._error
+        self.check()
         if question is not None:
             question[1]()
 
@@ -178,6 +177,11 @@ class ShmBarrier:
     def all_show(self, value: int) -> bool:
         """Whether all showed ``value`` when they arrived; after a crossing, before the next arrival of this rank."""
         return all([self._words[index + 2] == value for _, index in self._peers])
+
+    def check(self) -> None:
+        """Raise the error of :meth:`abort`, if there is one."""
+        if self._error is not None:
+            raise self._error
 
     def _wait(self) -> None:
         over = self._arrive_soon() or self._arrive_late()

@@ -1,15 +1,17 @@
 """Allreduces in place, in memory that all members share. Members are threads, so any memory is shared."""
 
 import functools
+import threading
 
 import numpy as np
 import pytest
 
-from collectives.api import DType, Operation, ReduceOp, Request
+from collectives.api import DType, HorovodInternalError, Operation, ReduceOp, Request
 from collectives.backends.shm import ShmBootstrap
 from collectives.backends.shm.barrier import BUFFER_BYTES
 from collectives.buffers import as_buffer
 from collectives.kernels.reduction import reduction
+from collectives.kernels.segments import Segments
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends.members import group_of, in_threads
 from tests.collectives.backends.offers import meet
@@ -144,6 +146,50 @@ def test_a_rank_with_tensors_at_another_place(size, other):
         return leave is not None and found
 
     assert with_backends(size, body) == [[False, True]] * size
+
+
+def test_other_lengths_at_the_same_place():
+    def body(backend, rows):
+        leave = backend.share(list(rows), KEY)
+        long = arrays_in(rows[backend.rank])[1]
+        found = [check(backend, [long[:count]]) for count in (300_000, 100_000, len(long), 100_000)]
+        return leave is not None and found
+
+    assert with_backends(2, body) == [[True] * 4] * 2
+
+
+def test_a_tensor_twice_in_a_batch():
+    """Each of them has the result for the tensor as it was."""
+
+    def body(backend, rows):
+        leave = backend.share(list(rows), KEY)
+        array = arrays_in(rows[backend.rank])[3]
+        array[:] = backend.rank + 1
+        phases = reduce(backend, [array, array])
+        return leave is not None, "copy out" in phases, set(array.tolist())
+
+    assert with_backends(2, body) == [(True, True, {3.0})] * 2
+
+
+def test_an_abort_between_two_pieces():
+    """The rank writes no more: the others may be in another world."""
+
+    def body(backend, rows):
+        leave = backend.share(list(rows), KEY)
+        array = arrays_in(rows[backend.rank])[1]
+        array[:] = backend.rank + 1
+        backend.barrier()
+        if backend.rank == 0:
+            backend.abort(HorovodInternalError("the world has ended"))
+            with pytest.raises(HorovodInternalError, match="the world has ended"):
+                backend._allreduce._combine_in_place(
+                    [Segments([arrays_in(row)[1]]) for row in rows], reduction(DType.FLOAT32, ReduceOp.SUM)
+                )
+        done.wait(TIMEOUT)
+        return leave is not None, set(array.tolist())
+
+    done = threading.Barrier(2)
+    assert with_backends(2, body) == [(True, {1.0}), (True, {2.0})]
 
 
 def test_ranks_that_share_other_memory():

@@ -371,7 +371,7 @@ def trained_in_turn(hybridize, is_shared):
         net.hybridize(static_alloc=True, static_shape=True)
     images, labels = data(hvd.rank())
     held = net[2].weight.grad()
-    none = contextlib.nullcontext() if is_shared else mock.patch(f"{GRADIENTS}.arena_for", return_value=None)
+    none = contextlib.nullcontext() if is_shared else mock.patch(f"{GRADIENTS}.can_share", return_value=False)
     with none, mock.patch(IN_PLACE, autospec=True, side_effect=COMBINE) as combine:
         for precision, momentum in (("float32", 0.0), ("float32", 0.9), ("float64", 0.9)):
             if precision == "float64":
@@ -395,6 +395,58 @@ def check_gradients_in_shared_memory(hybridize):
 @pytest.mark.parametrize("hybridize", [True, False])
 def test_gradients_in_shared_memory(two, hybridize):
     two.run(check_gradients_in_shared_memory, hybridize)
+
+
+def check_other_reductions_of_gradients():
+    """A part of a gradient, one that was there before the trainer, and one that comes and goes."""
+    weight = mx.gluon.Parameter("weight", shape=(400, 50))
+    weight.initialize()
+    weight.grad()[:] = 7
+    trainer = hvd.DistributedTrainer([weight], "sgd", {"learning_rate": 0.0})
+    assert (weight.grad().asnumpy() == 7).all()
+    memory = None
+    with mock.patch(IN_PLACE, autospec=True, side_effect=COMBINE) as combine:
+        for _ in range(3):
+            with mx.autograd.record():
+                loss = (weight.data() * (hvd.rank() + 1)).sum()
+            loss.backward()
+            trainer.step(1)
+            gradient = weight.grad()
+            assert set(gradient.asnumpy().ravel().tolist()) == {1.5}
+            gradient[:] = hvd.rank() + 1
+            for rows in (300, 100, 400):
+                hvd.allreduce_(gradient[:rows], average=False, name=f"{rows} rows")
+                gradient.wait_to_read()
+            assert [gradient[row].asnumpy()[0] for row in (0, 150, 350)] == [12, 6, 3]
+            memory = memory or trainer._exchange._arena.row().nbytes
+            assert trainer._exchange._arena.row().nbytes == memory
+            weight.grad_req = "null"
+            weight.grad_req = "write"
+            assert not weight.grad().asnumpy().any()
+        mx.nd.waitall()
+    assert combine.call_count == 3 * 3  # the steps, and all rows but 100, which are small
+
+
+def check_gradients_of_other_devices():
+    """They stay where they are."""
+    weight = mx.gluon.Parameter("weight", shape=(400, 50))
+    weight.initialize(ctx=mx.cpu(1))
+    hvd.DistributedTrainer([weight], "sgd")
+    assert weight.grad(mx.cpu(1)).ctx == mx.cpu(1)
+
+
+def check_a_rank_that_joins_before_the_first_step():
+    weight = mx.gluon.Parameter("weight", shape=(400, 50))
+    weight.initialize()
+    trainer = hvd.DistributedTrainer([weight], "sgd", {"learning_rate": 0.0})
+    if hvd.rank():
+        for _ in range(2):
+            with mx.autograd.record():
+                loss = (weight.data() * 4).sum()
+            loss.backward()
+            trainer.step(1)
+            assert set(weight.grad().asnumpy().ravel().tolist()) == {2.0}
+    basics.engine().join()
 
 
 def check_gradients_of_an_executor():
@@ -426,7 +478,7 @@ BAD_CALLS = {
     "compression='fp16' has no compress": lambda net: hvd.DistributedTrainer(net, "sgd", compression="fp16"),
     "groups=-1 must be a positive integer": lambda net: hvd.DistributedTrainer(net, "sgd", num_groups=-1),
     "is not a ProcessSet": lambda net: hvd.DistributedTrainer(net, "sgd", process_set=[0]),
-    "optimizer is a str; give an Optimizer": lambda net: hvd.DistributedOptimizer("sgd"),
+    "optimizer is a str; give one of mx.optimizer": lambda net: hvd.DistributedOptimizer("sgd"),
     "for a gluon.Trainer use DistributedTrainer": lambda net: hvd.DistributedOptimizer(mx.gluon.Trainer(net, "sgd")),
     r"params\['a'\] is a list; give net.collect_params": lambda net: hvd.broadcast_parameters({"a": [1]}),
     "params is a list; give": lambda net: hvd.broadcast_parameters([mx.nd.ones((2,))]),
@@ -457,6 +509,9 @@ def check_bad_calls():
         check_mixed_precision,
         check_other_models,
         check_gradients_of_an_executor,
+        check_other_reductions_of_gradients,
+        check_gradients_of_other_devices,
+        check_a_rank_that_joins_before_the_first_step,
         check_module,
         check_default_kvstore,
         check_optimizer_lists,

@@ -12,7 +12,7 @@ from collectives import Operation, ReduceOp, Request, as_buffer
 from collectives.backends.shm.backend import ShmAllreduce
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import global_process_set
-from hvd_cluster.ops.shared_arena import SharedArena, arena_for
+from hvd_cluster.ops.shared_arena import SharedArena, can_share, combine_in_place
 
 IN_PLACE = "collectives.backends.shm.backend.ShmAllreduce._combine_in_place"
 COMBINE = ShmAllreduce._combine_in_place
@@ -32,7 +32,7 @@ def total(arrays):
 
 def check_arena():
     rank, size = basics.rank(), basics.size()
-    arena = arena_for(global_process_set)
+    arena = SharedArena()
     arrays = [arena.take([200, 300], np.float32), arena.take([7], np.int32), arena.take([50_000], np.float64)]
     assert arena.take([0, 3], np.float32) is None
     assert copy.deepcopy(arena) is arena
@@ -47,7 +47,7 @@ def check_arena():
 
     assert not is_in_place()
     for _ in range(2):
-        assert arena.connect("arena", global_process_set)
+        assert combine_in_place(arena, "arena", global_process_set)
         assert is_in_place()
     del arena
     gc.collect()
@@ -73,7 +73,7 @@ def check_a_rank_that_differs(change):
     array = arena.take([100_000], np.float32)
     if basics.rank() == 1:
         arena, array = change(arena, array)
-    connected = arena.connect("arena", global_process_set)
+    connected = combine_in_place(arena, "arena", global_process_set)
     array = np.ones(100_000, np.float32) if array is None else array
     array[:] = basics.rank() + 1.0
     found = total([array])
@@ -98,18 +98,54 @@ def without_room(arena, array):
         return arena, arena.take([100_000], np.float32)
 
 
+def without_arena(arena, array):
+    return None, array
+
+
 def behind_another_path(arena, array):
     arena._token = bytes(32)  # as a process of another container finds another file there
     return arena, array
 
 
-@pytest.mark.parametrize("change", [with_more, without_memory, without_room, behind_another_path])
+@pytest.mark.parametrize("change", [with_more, without_memory, without_room, without_arena, behind_another_path])
 def test_a_rank_that_differs(two, change):
     assert two.run(check_a_rank_that_differs, change) == [(False, False)] * 2
 
 
+def check_ranks_without_memory():
+    with mock.patch("os.posix_fallocate", side_effect=OSError(95, "Operation not supported")):
+        arena = SharedArena()
+    assert arena.take([100_000], np.float32) is None
+    return combine_in_place(arena, "arena", global_process_set)
+
+
+def test_ranks_without_memory(two):
+    assert two.run(check_ranks_without_memory) == [False, False]
+
+
+def check_arenas_of_other_members():
+    """The last rank joins while the others share an arena anew: its earlier sharing with all fits no more."""
+    rank, size = basics.rank(), basics.size()
+    arena = SharedArena()
+    array = arena.take([100_000], np.float32)
+    assert combine_in_place(arena, "all", global_process_set)
+    if rank == size - 1:
+        basics.engine().join()
+    else:
+        assert not combine_in_place(arena, "some", global_process_set)
+        basics.engine().join()
+    array[:] = rank + 1
+    found = total([array])
+    assert set(array.tolist()) == {size * (size + 1) / 2}
+    return found
+
+
+def test_arenas_of_other_members(ranks):
+    assert ranks.run(check_arenas_of_other_members) == [False] * ranks.size
+
+
 def test_ranks_that_share_no_host(apart):
     def check():
-        return arena_for(global_process_set)
+        return can_share(global_process_set), combine_in_place(SharedArena(), "arena", global_process_set)
 
-    assert apart.run(check) == [None, None]
+    assert apart.run(check) == [(False, False)] * 2
