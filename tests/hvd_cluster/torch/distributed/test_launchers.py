@@ -50,11 +50,11 @@ try:
 except ValueError as error:
     assert "world_size is 9" in str(error) or "rank is 0" in str(error), error
 dist.init_process_group("hvd", init_method="hvd://")
-dist.barrier()
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which hvdrun ends the other rank, perhaps before it has heard
-if dist.get_rank() == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
 try:
+    dist.barrier()  # rank 0 may be in it still when rank 1 is killed
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.ones(1))
 except Exception as error:
     print(error, flush=True)
