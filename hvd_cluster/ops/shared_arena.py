@@ -91,7 +91,7 @@ class SharedArena:
         return self._memory[start : self._taken].view(kind).reshape(shape)
 
     def row(self) -> ArenaRow | None:
-        """What the other members need to find the memory; None where there is none."""
+        """The place of the memory, for the other members; None where there is none."""
         return ArenaRow(f"/proc/{os.getpid()}/fd/{self._descriptor}", self._token, self._taken) if self._taken else None
 
     def attached(self, rows: Sequence[ArenaRow], own: int) -> list[Bytes]:

@@ -195,7 +195,7 @@ class ShmAllreduce:
         self._buffers.turn = before
 
     def _place(self, source: Segments, destination: Segments) -> tuple[int, Sequence[Segments]]:
-        """What this rank shows, and the tensors of all ranks; (0, []) where they are not in memory that all share."""
+        """The digest for the others, and the tensors of all ranks; (0, []) where all share no memory for them."""
         if [_address(array) for array in source.arrays] != [_address(array) for array in destination.arrays]:
             return 0, []
         for each in list(self._shared):

@@ -53,7 +53,7 @@ def fill(arrays, rank):
 
 
 def expected(arrays, size, dtype, op, postscale):
-    """What the kernel makes of the arrays of all ranks, in their order."""
+    """The result of the kernel for the arrays of all ranks, in their order."""
     copies = [[array.copy() for array in arrays] for _ in range(size)]
     for rank, each in enumerate(copies):
         fill(each, rank)

@@ -361,7 +361,7 @@ def test_a_gradient_that_is_refused(two, patient):
 
 
 def trained_in_turn(hybridize, is_shared):
-    """What is left of a training that changes its trainer and its dtype, and how many reductions were in place."""
+    """The parameters after a training that changes its trainer and its dtype, and the number of reductions in place."""
     mx.random.seed(5)
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Conv2D(4, 3, in_channels=1), mx.gluon.nn.Flatten(), mx.gluon.nn.Dense(400, in_units=36))
