@@ -93,7 +93,7 @@ class ShmBarrier:
     when all ranks have arrived. Then every rank sees what the others wrote before they arrived: the stores of x86-64
     stay in order, and :meth:`arrive` takes a lock as a fence. The low half of a rank's word is the number of the
     crossing, the high half the value that the rank arrived with. The next word is the core that the rank ran on, the
-    one after it what the rank shows the others.
+    one after it the value of :meth:`show`.
     Sleeping ranks sleep on the *wake word*. ``crowded``: the host has more ranks than cores. ``on_wait`` is called
     while a crossing takes long, unless it was announced by :meth:`ask`.
     """
