@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from collectives import Buffer, DType, InvalidRequestError, Work
+from collectives import Buffer, DType, InvalidRequestError
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops.arguments import Reduction, require_sparse_op
 from hvd_cluster.ops.arrays import combined_rows
@@ -66,10 +66,7 @@ def _buffer(array: Array, address: int) -> Buffer:
 
 
 def buffer_in_node(array: Array) -> Buffer:
-    """The memory of ``array``, which MXNet keeps for the node that runs now. Waits for nothing.
-
-    InvalidRequestError for a blocked layout.
-    """
+    """The memory of ``array``, in a node that writes it; no wait. InvalidRequestError for a blocked layout."""
     tensor = c.POINTER(c.c_void_p)()
     if _LIB.MXNDArrayToDLPack(array.handle, c.byref(tensor)):
         raise InvalidRequestError(
@@ -100,21 +97,14 @@ def _fresh(like: Array, shape: tuple[int, ...]) -> Buffer:
 def resized(tensor: Any) -> Operand:
     """The result is a new array; its number of rows depends on the arrays of all ranks."""
     source = checked(tensor)
-    return Operand(buffer_now(source), partial(_fresh, source), _owner)
-
-
-def _owner(work: Work) -> Array:
-    return work.result().owner
+    return Operand(buffer_now(source), partial(_fresh, source), lambda work: work.result().owner)
 
 
 def with_splits(tensor: Any) -> Operand:
     """The result is a pair: the array of other shape, and the number of its rows from each member, in int32."""
     operand = resized(tensor)
-
-    def finish(work: Work) -> tuple[Array, Array]:
-        return operand.finish(work), mx.nd.array(work.received_splits, dtype="int32")
-
-    return Operand(operand.source, operand.destination, finish)
+    splits = partial(mx.nd.array, dtype="int32")
+    return operand._replace(finish=lambda work: (operand.finish(work), splits(work.received_splits)))
 
 
 def combined(tensor: Array, name: str, process_set: ProcessSet, how: Reduction) -> Array:

@@ -5,7 +5,6 @@
 allreduce and broadcast return at once. Their results are arrays of MXNet's engine as all others: whoever reads one
 waits, and gets the error if there is one. ``priority``: of those that may start, the highest one starts first.
 allgather, alltoall and reducescatter wait, because the shape of the result depends on the other ranks.
-
 Tensors are NDArrays or ``mx.np`` arrays in host memory. Nothing is recorded for autograd.
 """
 
@@ -25,8 +24,7 @@ from hvd_cluster.ops.submission import run, start_group, synchronize
 
 __all__ = ["HorovodInternalError", "Max", "Min", "Product", "allgather", "allreduce", "allreduce_", "alltoall"]
 __all__ += ["broadcast", "broadcast_", "grouped_allgather", "grouped_allreduce", "grouped_allreduce_"]
-__all__ += ["grouped_reducescatter", "reducescatter"]
-__all__ += _common_api.__all__
+__all__ += ["grouped_reducescatter", "reducescatter", *_common_api.__all__]
 Name: TypeAlias = str | None
 
 
@@ -83,9 +81,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: ReduceOp | None = None,
 ) -> Sequence[Array]:
-    """Combine each tensor over all ranks, into new arrays; an empty list is returned as it is."""
-    if isinstance(tensors, list | tuple) and not tensors:
-        return tensors
+    """Combine each tensor over all ranks, into new arrays."""
     with calling(Operation.ALLREDUCE, name, process_set, tensors) as label:
         how = _reduction(average, op, prescale_factor, postscale_factor)
         copies = [tensor.copy() for tensor in as_group(tensors, NDArray, checked)]

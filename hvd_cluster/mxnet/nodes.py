@@ -12,9 +12,11 @@ import atexit
 import ctypes as c
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -27,8 +29,7 @@ from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.graphs.calls import PendingCall, forget, naming
 from hvd_cluster.mxnet.arrays import Array, buffer_in_node, buffer_now
 
-EXIT_SECONDS = 5.0
-"""How long a process that ends with an exception waits for its nodes: other ranks may never come."""
+EXIT_SECONDS = 5.0  # a process that ends with an exception waits for its nodes so long: other ranks may never come
 # MXNet reads it when it starts. That engine waits in each push, and drops errors.
 IS_NAIVE = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
 
@@ -48,20 +49,19 @@ class _Completion(c.Structure):
 
 
 _CPU = (c.c_int32 * 2)(1, 0)  # the type of a device, and its number
-_PRIORITIZED = c.c_int(3)  # the threads that take the node of the highest priority first
+_PRIORITIZED = (c.c_int * 1)(3)  # the threads that take the node of the highest priority first
 _CALLBACK = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_void_p)
 _START = c.CFUNCTYPE(None, *[c.c_void_p] * (3 if mx.__version__.startswith("1.") else 4))
 _ERRORS = c.CDLL("libstdc++.so.6")
-_ERROR_BYTES = 64  # more than a std::runtime_error has
-_nodes: dict[int, NodeCall] = {}
+_ERRORS_KEPT = 512  # of all nodes, until the next waitall()
+_failing = threading.Lock()  # of this module: one thread at a time hands MXNet an error, which waits for nothing
+_nodes: dict[int, Callable[[_Completion], None]] = {}
 _pending: set[NodeCall] = set()
 _numbers = count(1)
+_LABELS = {each: f"hvd_{each.label}".encode() for each in Operation}  # MXNet keeps their addresses
 _push = _LIB.MXEnginePushAsyncND
-_push.argtypes = [
-    *(_START, c.c_void_p, c.c_void_p, c.c_void_p),  # function, its parameter, deleter, context
-    *(c.c_void_p, c.c_int, c.c_void_p, c.c_int),  # arrays that are read, arrays that are written
-    *(c.POINTER(c.c_int), c.c_int, c.c_char_p, c.c_bool),  # kind, priority, name, whether to run after errors
-]
+# Function, its parameter, deleter, context; arrays to read, to write; kind, priority, name; whether to run after errors
+_push.argtypes = [_START, *[c.c_void_p] * 4, c.c_int, c.c_void_p, c.c_int, c.c_void_p, c.c_int, c.c_char_p, c.c_bool]
 
 
 @contextmanager
@@ -95,12 +95,8 @@ class NodeCall(PendingCall):
             return
         _pending.add(self)
         self.take_turn()
-        label = f"hvd_{self.operation.label}".encode()
         for array in self._arrays:
-            number = next(_numbers)
-            _nodes[number] = self
-            written = (c.c_void_p * 1)(array.handle)
-            check_call(_push(_start, number, None, _CPU, None, 0, written, 1, _PRIORITIZED, priority, label, True))
+            _push_node(self.start_node, array, priority, _LABELS[self.operation])
 
     @override
     def buffers(self) -> Sequence[Buffer]:
@@ -119,31 +115,47 @@ class NodeCall(PendingCall):
         _pending.discard(self)
 
 
+def _push_node(start: Callable[[_Completion], None], array: Array, priority: int, label: bytes) -> None:
+    number, written = next(_numbers), (c.c_void_p * 1)(array.handle)
+    _nodes[number] = start
+    check_call(_push(_start, number, None, _CPU, None, 0, written, 1, _PRIORITIZED, priority, label, True))
+
+
 def _complete(completion: _Completion, error: BaseException | None) -> None:
     """MXNet copies the error, a ``std::runtime_error``, and raises it where somebody waits for the array."""
-    call = _CALLBACK(completion.callback)
+    end = partial(_CALLBACK(completion.callback), completion.engine, completion.parameter)
     if error is None:
-        call(completion.engine, completion.parameter, None)
+        end(None)
         return
-    memory = c.create_string_buffer(_ERROR_BYTES)
+    memory = c.create_string_buffer(64)  # more than that class has
     _ERRORS._ZNSt13runtime_errorC1EPKc(memory, str(error).replace("\0", " ").encode())
-    call(completion.engine, completion.parameter, c.addressof(memory))
+    with _failing:
+        end(c.addressof(memory))
     _ERRORS._ZNSt13runtime_errorD1Ev(memory)
+
+
+def _reserve() -> None:
+    """Room for errors in a list of MXNet, which its threads read without a lock: it must not move while they do."""
+    mx.nd.waitall()
+    array, fail = mx.nd.zeros((1,)), partial(_complete, error=MXNetError())
+    for _ in range(_ERRORS_KEPT):
+        _push_node(fail, array, 0, b"")
+    _LIB.MXNDArrayWaitAll()
 
 
 @_START  # type: ignore[untyped-decorator]
 def _start(*pointers: int) -> None:
     """MXNet calls it on a thread of its own when a node may use its array; it raises nothing."""
     completion = _Completion.from_buffer_copy(c.string_at(pointers[-2], c.sizeof(_Completion)))
-    _nodes.pop(pointers[-1]).start_node(completion)
+    _nodes.pop(pointers[-1])(completion)
 
 
 def _drain() -> None:
     """At the end of Python, before our engine ends: threads of MXNet must not call into it any more."""
-    deadline = time.monotonic() + EXIT_SECONDS
-    while _pending and time.monotonic() < deadline and getattr(sys, "last_value", None) is not None:
+    deadline, has_failed = time.monotonic() + EXIT_SECONDS, getattr(sys, "last_value", None) is not None
+    while has_failed and _pending and time.monotonic() < deadline:
         time.sleep(0.001)
-    if _pending and getattr(sys, "last_value", None) is not None:
+    if has_failed and _pending:
         basics.shutdown()  # which ends what other ranks do not take part in
     _LIB.MXNDArrayWaitAll()
 
@@ -155,6 +167,8 @@ def _forget() -> None:
     forget()
 
 
+_reserve()
 atexit.register(_drain)
+os.register_at_fork(before=_failing.acquire, after_in_parent=_failing.release, after_in_child=_failing.release)
 # MXNet ends its threads before a fork, and waits for nodes: while fork holds the lock of Python, none of them ends.
 os.register_at_fork(before=_LIB.MXNDArrayWaitAll, after_in_child=_forget)

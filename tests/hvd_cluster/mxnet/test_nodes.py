@@ -224,6 +224,41 @@ except mx.MXNetError as error:
 """
 
 
+MANY_ERRORS = """
+import os
+import hvd_cluster.mxnet, mxnet as mx
+from hvd_cluster.mxnet import nodes
+
+def push(array, starts):
+    nodes._push_node(starts.append, array, 0, b"")
+
+def stress():
+    first, others = [mx.nd.zeros((4,)) for _ in range(3)], [mx.nd.zeros((4,)) for _ in range(500)]
+    starts = []
+    for array in [*first, *others]:
+        push(array, starts)
+    for _ in range(1000):
+        for array in first:
+            array += 1
+    while len(starts) < 503:
+        pass
+    for number, start in enumerate(starts):
+        nodes._complete(start, ValueError(f"error {number}"))
+    mx.nd.waitall()
+
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        try:
+            stress()
+        except mx.MXNetError:
+            os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == 0, code
+print("fine")
+"""
+
+
 def run_script(script, **variables):
     command = [sys.executable, "-m", "hvd_cluster", "-np", "2", sys.executable, "-W", "ignore", "-c", script]
     return subprocess.run(
@@ -247,6 +282,13 @@ def test_naive_engine_waits_and_raises_at_once():
     done = run_script(NAIVE, MXNET_ENGINE_TYPE="NaiveEngine")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the ranks disagree about the shape") == 2
+
+
+def test_many_errors_while_mxnet_looks_for_errors():
+    """The list of all errors in MXNet has no lock. Each child is a new process to it, in which the list may move."""
+    command = [sys.executable, "-W", "ignore", "-c", MANY_ERRORS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.stdout == "fine\n", done.stderr
 
 
 def check_lost_peer():
