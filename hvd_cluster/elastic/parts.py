@@ -46,11 +46,13 @@ class Part(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether this rank has all heavy values, and no other rank changes them.
-
-        Otherwise each commit makes a copy, and only that counts after a loss.
-        """
+        """Whether this rank has all heavy values, and no other rank changes them. Otherwise only a copy counts."""
         return True
+
+    @property
+    def needs_copies(self) -> bool:
+        """Whether each commit makes a copy, because a loss in the next step may leave values of no commit."""
+        return False
 
     def included(self) -> Sequence[object]:
         """The objects of other parts, such as parameters, whose values are in the next :meth:`heavy` of this one."""

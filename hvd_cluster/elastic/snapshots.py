@@ -58,11 +58,15 @@ class Snapshots:
     def _is_complete(self) -> bool:
         return all(part.is_complete for part in self._parts().values())
 
+    @property
+    def _needs_copies(self) -> bool:
+        return any(part.needs_copies for part in self._parts().values())
+
     def lacks_copy(self, commit: int) -> bool:
         """Whether a full copy must be made when ``commit`` comes from a sync."""
         if self.copied is None or self.copied > commit:
             return True
-        return (self.is_unsafe or not self._is_complete) and self.copied != commit
+        return (self.is_unsafe or self._needs_copies) and self.copied != commit
 
     def _marks(self) -> Marks:
         versions = sum(part.versions() for part in self._parts().values())  # waits for a step that still runs
@@ -105,7 +109,7 @@ class Snapshots:
         survives = all(part.survives for part in self._parts().values())
         self.is_unsafe = not (survives and self._cycle.is_safe(now))
         is_copied = self._cycle.is_untouched(now) and self.copied == self.commit
-        is_needed = not self._is_complete or self._needs_copy(self.commit + 1)
+        is_needed = self._needs_copies or self._needs_copy(self.commit + 1)
         self.record(self.commit + 1, full or is_needed)
         if is_copied and self._copy is not None:  # that of the commit before has the same heavy values
             self._copy = replace(self._copy, commit=self.commit, light=self._light, at=time.perf_counter())

@@ -36,13 +36,13 @@ def main():
     except ViolationError as error:
         print(f"FAILED: seed {arguments.seed}, {error}")  # noqa: T201
         return 1
-    print(_summary(campaign.outcomes, arguments, time.monotonic() - begin))  # noqa: T201
+    print(_summary(campaign, arguments, time.monotonic() - begin))  # noqa: T201
     return 0
 
 
-def _summary(outcomes, arguments, seconds):
-    pauses = [outcome.pause for outcome in outcomes] or [0.0]
-    lost = sum(outcome.lost for outcome in outcomes)
+def _summary(campaign, arguments, seconds):
+    pauses = [outcome.pause for outcome in campaign.outcomes] or [0.0]
+    lost = max(campaign.lost, sum(outcome.lost for outcome in campaign.outcomes))
     return (
         f"{arguments.events} events with seed {arguments.seed} in {seconds:.0f} s: all is well; pause: median "
         f"{statistics.median(pauses):.2f} s, longest {max(pauses):.2f} s; {lost} steps lost"

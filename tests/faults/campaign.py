@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import tempfile
 import time
 from collections import deque
@@ -21,6 +22,7 @@ NEWCOMER_SECONDS = 180.0
 OFFER_SECONDS = 3.0
 SEEN_OFFERS = 2
 CALM_STEPS = 5
+LOST = re.compile(r"(\d+) steps? lost")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Outcome:
 class Campaign:
     """``events`` events, drawn by ``seed``, against jobs of ``ranks`` ranks; ``tell`` gets a line for each.
 
+    :attr:`lost` counts the steps that the drivers have told as lost, also between the events.
     With ``samples="batches"`` there is one job, and :attr:`difference` tells how far its parameters are from those of a
     training that nothing disturbs. Otherwise its driver may be killed, and another job goes on.
     """
@@ -54,6 +57,7 @@ class Campaign:
         self._text = "before it"
         self._has_killed_driver = False
         self.outcomes = []
+        self.lost = 0
         self.difference = None
 
     def run(self):
@@ -132,6 +136,7 @@ class Campaign:
         self._tell(f"{self._number:4} {blow}: no process is left")
 
     def _end(self, job):
+        self.lost += sum(map(int, LOST.findall(job.log)))
         job.chronicle.read()
         job.chronicle.check_epochs()
         if self._model == "numpy":

@@ -26,7 +26,8 @@ STEP_SECONDS = 0.01
 BATCH = 12
 SAMPLES = 40 * BATCH
 WIDTH = 8
-BALLAST = 500
+# Of gradients that are reduce-scattered, because they have more than 128 KB.
+BALLAST = 20_000
 RATE = 0.05
 MOMENTUM = 0.9
 

@@ -118,9 +118,14 @@ class OptimizerStateHandler(SnapshotHandler):
     @property
     @override
     def is_complete(self) -> bool:
-        """Parameters that other ranks update may change although this rank has made no step."""
+        return not (isinstance(self.value, ShardedOptimizer) and self.value.is_divided)
+
+    @property
+    @override
+    def needs_copies(self) -> bool:
+        """In a step of several ranks, each has updated its part before it hears of a loss."""
         has_others = basics.is_initialized() and basics.size() > 1
-        return not (isinstance(self.value, ShardedOptimizer) and (self.value.is_spread or has_others))
+        return isinstance(self.value, ShardedOptimizer) and (self.value.is_divided or has_others)
 
     @override
     def light(self) -> list[dict[str, Any]]:

@@ -333,6 +333,11 @@ class ShardedOptimizer(HookedOptimizer):
         """Whether this rank has its part of the state only."""
         return self._is_spread
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether other ranks update parts of the parameters: they may do so before this rank has made a step."""
+        return self._is_spread or self._shard is not None
+
     def expect_commits(self) -> None:
         """An elastic state has this optimizer from now on: it will call :meth:`keep_parts` for its commits."""
         self._expects_commits = True

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
+from hvd_cluster.elastic import snapshots
 from hvd_cluster.ops import rank_copies
 from hvd_cluster.torch.elastic.state import TorchState
 from hvd_cluster.torch.optimizer.shard import ParameterShard
@@ -320,4 +321,23 @@ def test_a_first_step_that_only_some_ranks_have_begun(fresh_pool):
     outcomes = pool.run(lambda: live(places[process()], first_sharded_cycle, 4, make_state))
     for seen, parameters, expected in outcomes:
         assert seen == [0, 0]
+        torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
+
+
+def lone_cycle(state):
+    """A rank alone, which makes rare copies, leaves its world for a larger one after 9 batches."""
+    if (hvd.size(), state.batch) == (1, 9):
+        raise hvd.HorovodInternalError("to the next world")
+    with mock.patch.object(snapshots, "needs_copy", return_value=False):
+        step(state)
+        commit(state)
+
+
+def test_a_lone_rank_of_a_sharded_optimizer_gives_its_last_commit_to_a_newcomer(fresh_pool):
+    pool = fresh_pool(2)
+    pool.run(process)
+    places = {0: [(0, 0, 1), (1, 0, 2)], 1: [(1, 1, 2)]}
+    outcomes = pool.run(lambda: live(places[process()], lone_cycle, 12, partial(new_state, sharded="host")))
+    assert [seen for seen, _, _ in outcomes] == [[0, 9], [9]]
+    for _, parameters, expected in outcomes:
         torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
