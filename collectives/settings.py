@@ -112,7 +112,8 @@ class Settings:
     not tuned. Metrics are served at ``metrics_address`` and ``metrics_port``, which is that of this rank; 0 for none.
     ``dashboard`` is the id of the job that shows a live page, and after an @ the address of its
     store, if that is not the one of the job; "" for no page.
-    With ``xla_ops`` TensorFlow's compiled functions may have collectives.
+    With ``xla_ops`` TensorFlow's compiled functions may have collectives. With ``keep_freed_memory`` malloc gives back
+    little to the kernel.
     With ``async_completion`` the streams of a GPU wait for operations, without it the callers do.
     ``gpu_operations`` is "nccl", the library for copies on the host, or "host": that for tensors on the host.
     ``remarks`` are sentences for the user about variables that have no effect.
@@ -139,6 +140,7 @@ class Settings:
     async_completion: bool = True
     dynamic_process_sets: bool = True
     xla_ops: bool = True
+    keep_freed_memory: bool = True
     timeline: str = ""
     timeline_mark_cycles: bool = False
     autotune: Autotuning | None = None
@@ -188,6 +190,7 @@ class Settings:
             async_completion=read("HOROVOD_ENABLE_ASYNC_COMPLETION", _flag, True),
             dynamic_process_sets=read("HOROVOD_DYNAMIC_PROCESS_SETS", _flag, True),
             xla_ops=read("HOROVOD_ENABLE_XLA_OPS", _flag, True),
+            keep_freed_memory=read("HVD_KEEP_FREED_MEMORY", _switch, True),
             timeline=read("HOROVOD_TIMELINE", _timeline, ""),
             timeline_mark_cycles=read.or_default("HOROVOD_TIMELINE_MARK_CYCLES", _flag, False),
             autotune=_autotuning(read),

@@ -28,6 +28,8 @@ GOOD = [
     ({"HOROVOD_GPU_OPERATIONS": "PyGloo"}, "gpu_operations", "pygloo"),
     ({"HOROVOD_GPU_OPERATIONS": "auto"}, "gpu_operations", "nccl"),
     ({"HVD_TCP_TLS": "1"}, "tcp_tls", True),
+    ({}, "keep_freed_memory", True),
+    ({"HVD_KEEP_FREED_MEMORY": "0"}, "keep_freed_memory", False),
     ({"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}, "hierarchical_allreduce", True),
     ({"HOROVOD_HIERARCHICAL_ALLGATHER": "0"}, "hierarchical_allgather", False),
     ({}, "hierarchical_allreduce", None),
