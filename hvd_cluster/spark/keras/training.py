@@ -102,6 +102,7 @@ class KerasTraining:
         self.best = BestEpoch()
         self.epochs = EpochRange.of(fit.epochs)
         self.reporter = ProgressReporter(bool(fit.verbose))
+        self._has_averages = False
         self._batches = iter(shard)
         self._first: list[Any] = []
         self._filler = self._leaders_batch()
@@ -135,7 +136,10 @@ class KerasTraining:
         compile_with(self.model, optimizer, self.fit.compiling, self.fit.optimizer_state)
         if basics.rank() == 0:
             self._resume()
-        self.history, self.epochs = broadcast_object((self.history, self.epochs), 0, "estimator.resume")
+        resumed = self.history, self.epochs, self._has_averages
+        self.history, self.epochs, has_averages = broadcast_object(resumed, 0, "estimator.resume")
+        for callback in filter(swaps, self.callbacks):
+            callback._ema_weights_in_model = has_averages
         broadcast_model(self.model, 0)
 
     def _resume(self) -> None:
@@ -145,7 +149,7 @@ class KerasTraining:
         arrays, about = checkpoint_of(data)
         best = {name.removeprefix("best_"): arrays.pop(name) for name in list(arrays) if name.startswith("best_")}
         put_arrays(self.model, arrays)
-        self.history = about["history"]
+        self.history, self._has_averages = about["history"], about.get("has_averages", False)
         self.best = BestEpoch(**about["best"])
         if self.best.loss is not None:
             self.best.states = best or arrays
@@ -206,6 +210,7 @@ class KerasTraining:
             "history": self.history,
             "epochs": [self.epochs.first, self.epochs.end],
             "best": vars(replace(self.best, states={})),
+            "has_averages": any(map(swaps, self.callbacks)),
         }
         self.fit.run.write(checkpoint_bytes({**states, **best}, about), self.history)
 
@@ -216,15 +221,15 @@ class KerasTraining:
     def _kept(self) -> dict[str, Any]:
         """The states of the epoch that is kept. Moving averages of an optimizer become the weights, as at the end."""
         best = self.best.states
-        if not best or any(map(has_swapped, self.callbacks)):
+        if not best or any(map(swaps, self.callbacks)):
             return best or self.states()
         put_arrays(self.model, best)
         self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
         return self.states()
 
 
-def has_swapped(callback: keras.callbacks.Callback) -> bool:
-    """Whether ``callback`` has exchanged the weights for the optimizer's moving averages after an epoch."""
+def swaps(callback: keras.callbacks.Callback) -> bool:
+    """Whether ``callback`` exchanges the weights for the optimizer's moving averages from one epoch to the next."""
     return isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch
 
 

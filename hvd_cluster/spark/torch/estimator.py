@@ -44,7 +44,7 @@ OWN = (
 
 
 class TorchBasedEstimator(HorovodEstimator):
-    """What a TorchEstimator and a LightningEstimator share: the inputs, and the way from the states to the model."""
+    """The common part of TorchEstimator and LightningEstimator: inputs, and the way from the states to the model."""
 
     BLOB_FORMATS = TORCH_BLOBS
     MODEL: ClassVar[type[TorchModel]] = TorchModel

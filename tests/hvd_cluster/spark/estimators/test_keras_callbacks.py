@@ -223,6 +223,39 @@ def test_a_file_of_a_callback_is_written_by_one_rank(ranks, tmp_path):
     assert seen[0][1:] == seen[1][1:]
 
 
+@ON_TORCH
+def test_a_fit_that_exchanges_weights_for_averages_goes_on_with_the_weights(ranks, tmp_path):
+    """A checkpoint at the end of an epoch has the averages in the place of the weights."""
+
+    def averaging():
+        import keras
+
+        return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+
+    def swapping(*others):
+        import keras
+
+        return [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *others]
+
+    def failing():
+        import keras
+
+        class Fail(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 2:
+                    raise RuntimeError("lost")
+
+        return swapping(Fail())
+
+    run, options = RunFolder(Store.create(tmp_path), "run"), {"optimizer": averaging, "epochs": 4}
+    whole = outcome_of(ranks, [line(4), line(4)], callbacks=swapping, **options)
+    with pytest.raises(RuntimeError, match="lost"):
+        outcome_of(ranks, [line(4), line(4)], run=run, callbacks=failing, **options)
+    outcome = outcome_of(ranks, [line(4), line(4)], run=run, callbacks=swapping, **options)
+    assert losses(outcome) == pytest.approx(losses(whole), rel=1e-5)
+    assert weight_of(outcome) == pytest.approx(weight_of(whole), rel=1e-5)
+
+
 def test_a_fit_goes_on_with_the_checkpoint(ranks, tmp_path):
     """Where a fit failed, the next does what is left; where it was complete, it adds epochs."""
 
