@@ -69,7 +69,7 @@ class ShardProgress:
         for share in self._shares:
             if share.samples:
                 self._check(share)
-        left = max(map(self._left, self._shares))
+        left = max(self.left)
         if left == 0:  # the ranks with the rest of this epoch have gone
             self._end_epoch()
         return left
@@ -92,6 +92,11 @@ class ShardProgress:
 
     def _first(self, share: DataShard) -> int:
         return self._trained.get(share.number, (0, 0))[1]
+
+    @property
+    def left(self) -> list[int]:
+        """How many batches of its own each rank has in the rest of the epoch."""
+        return list(map(self._left, self._shares))
 
     @property
     def own(self) -> tuple[int, int]:

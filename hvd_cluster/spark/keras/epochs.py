@@ -10,7 +10,6 @@ import keras
 import numpy as np
 
 from hvd_cluster.core import basics
-from hvd_cluster.keras.broadcasting import broadcast_model
 from hvd_cluster.spark.estimators.history import (
     LOSS,
     BestEpoch,
@@ -25,7 +24,7 @@ from hvd_cluster.spark.estimators.history import (
 from hvd_cluster.spark.estimators.run import EpochRange
 
 if TYPE_CHECKING:
-    from hvd_cluster.spark.keras.training import KerasTraining
+    from hvd_cluster.spark.keras.training import ElasticKerasTraining, KerasTraining
 
 ON_ONE_RANK = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 """They write files, and change nothing."""
@@ -43,7 +42,9 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._training = training
         self._averages = RowAverages()
-        self._epoch = 0
+        # The rows of this call of fit, and the averages over them.
+        self._present: tuple[int, Mapping[str, Any]] = 0, {}
+        self._epoch = -1
 
     def on_train_end(self, logs: Any = None) -> None:
         """From here on, the model has the learning rate of the user."""
@@ -57,8 +58,15 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count from here."""
         self._training.rate.remove()
-        self._epoch, self._averages = epoch, RowAverages()
+        self._settle()
+        if epoch != self._epoch:  # or else the rest of one follows, with other ranks
+            self._epoch, self._averages = epoch, RowAverages()
         self._training.reporter.begin()
+
+    def _settle(self) -> None:
+        rows, values = self._present
+        self._averages.add(rows, values)
+        self._present = 0, {}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Look at the averages of this rank so far; batches after its own do not count."""
@@ -72,18 +80,18 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
             check_numbers(values)
         if training.fit.terminate_on_nan and LOSS in values:
             require_finite(values[LOSS], batch, self._epoch)
-        if batch == steps.own - 1:
-            self._averages.add(steps.rows_after(steps.own), values)
+        self._present = steps.rows_after(batch + 1), values
         if basics.rank() == 0:
-            rows = steps.rows_after(batch + 1)
+            rows = self._averages.rows + self._present[0]
             training.reporter.step(self._epoch, training.epochs.end, rows, lambda: values.get(LOSS))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Validate, exchange the averages, and put those of all ranks into the logs and the history."""
         training = self._training
         training.rate.remove()
+        self._settle()
         if training.steps.uneven and self.model.non_trainable_weights:
-            broadcast_model(self.model, training.steps.leader)  # only it has seen no batch that counts nothing
+            training.follow(training.steps.leader)  # only it has seen no batch that counts nothing
         total = over_all_ranks({"train": self._averages, "validation": training.validated()})
         validates = training.shard.validation is not None
         check_rows(epoch, total, validates and basics.rank() == 0)
@@ -125,8 +133,9 @@ class EpochLast(keras.callbacks.Callback):  # type: ignore[misc]
         if self.model.stop_training:
             training.epochs = EpochRange(training.epochs.first, epoch + 1)
         value = monitored(training.fit.checkpoint_callback, self.model, logs)
-        if basics.rank() == 0:
+        if basics.rank() == 0 or training.fit.elastic:  # ranks that come and go all have the best one
             self._keep(epoch, value)
+        if basics.rank() == 0:
             training.save()
             loss, validation_loss = losses_of(record)
             training.reporter.end(epoch, training.epochs.end, record["rows"], loss, validation_loss)
@@ -135,6 +144,61 @@ class EpochLast(keras.callbacks.Callback):  # type: ignore[misc]
         training = self._training
         if is_better(value, training.best.loss):
             training.best = BestEpoch(epoch, value, {} if value is None else training.states())
+
+
+class RestOfEpoch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Around the calls of fit of an elastic training: ``callbacks`` hear of each step, and then it is committed.
+
+    They hear of the beginning of a training in :meth:`begin`, and of the end of an epoch in :meth:`end`, because a
+    call of fit has the rest of one epoch, or a part of it.
+    """
+
+    def __init__(self, training: ElasticKerasTraining, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        super().__init__()
+        self._training = training
+        self._callbacks = callbacks
+        for callback in callbacks:
+            callback.set_model(training.model)
+
+    def set_params(self, params: Any) -> None:
+        """The callbacks hear of all epochs."""
+        for callback in self._callbacks:
+            callback.set_params({**params, "epochs": self._training.epochs.end})
+
+    def begin(self) -> None:
+        """The training begins, or goes on with other ranks."""
+        for callback in self._callbacks:
+            callback.on_train_begin({})
+
+    def finish(self) -> None:
+        """The training is over."""
+        for callback in self._callbacks:
+            callback.on_train_end({})
+
+    def end(self, epoch: int) -> None:
+        """All steps of ``epoch`` are committed."""
+        logs: dict[str, Any] = {}
+        for callback in self._callbacks:
+            callback.on_epoch_end(epoch, logs)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Steps follow."""
+        for callback in self._callbacks:
+            callback.on_epoch_begin(epoch, logs)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A step follows."""
+        for callback in self._callbacks:
+            callback.on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A commit has the learning rate of the user, which does not depend on the number of ranks."""
+        for callback in self._callbacks:
+            callback.on_train_batch_end(batch, logs)
+        self._training.rate.remove()
+        self._training.shard.advance()
+        self._training.state.commit()
+        self._training.rate.apply()
 
 
 def monitored(callback: Any, model: keras.Model, logs: Mapping[str, Any]) -> float | None:

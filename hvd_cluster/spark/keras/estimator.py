@@ -77,12 +77,8 @@ class KerasEstimator(HorovodEstimator):
         model = settings["model"]
         if not isinstance(model, keras.Model):
             raise ValueError(f"model is {model!r}, but must be a keras.Model")
-        for name in ("min_num_proc", "max_num_proc"):
-            if settings[name] is not None:
-                raise ValueError(
-                    f"{name} is {settings[name]}, but workers of a KerasEstimator cannot come and go; leave it out, "
-                    "and give store and run_id, so that another fit goes on where this one fails"
-                )
+        if settings["min_num_proc"] is not None or settings["max_num_proc"] is not None:
+            _check_elastic(model, settings)
         if chosen_backend() == "jax" and settings["backward_passes_per_step"] > 1:
             passes = settings["backward_passes_per_step"]
             raise ValueError(
@@ -110,7 +106,7 @@ class KerasEstimator(HorovodEstimator):
     def _training(
         self, settings: Mapping[str, Any], columns: FitColumns, run: RunFolder, elastic: bool
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        payload = packed(_fit_of(settings, columns, run), settings["custom_objects"])
+        payload = packed(_fit_of(settings, columns, run, elastic), settings["custom_objects"])
         unpacked(payload)  # what Keras cannot make again is an error before anything starts
         return train, (chosen_backend(), chosen_floats(), settings["random_seed"], settings["use_gpu"], payload)
 
@@ -145,6 +141,27 @@ def _check_compiling(model: keras.Model, settings: Mapping[str, Any]) -> None:
         raise ValueError("there is no loss; give one, such as 'mse', or compile the model")
 
 
+def _check_elastic(model: keras.Model, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where a fit cannot go on when workers come or go."""
+    number = f"min_num_proc is {settings['min_num_proc']} and max_num_proc {settings['max_num_proc']}, but"
+    optimizer = model.optimizer if settings["optimizer"] is None else keras.optimizers.get(settings["optimizer"])
+    if not model.built:
+        raise ValueError(
+            f"{number} the model has no variables yet, which a worker that comes later needs at once; call the model "
+            "on a batch before, or give it a keras.Input"
+        )
+    if settings["backward_passes_per_step"] > 1:
+        raise ValueError(
+            f"{number} backward_passes_per_step is {settings['backward_passes_per_step']}; workers that come and go "
+            "take one batch a step: leave it out, and give a larger batch_size"
+        )
+    if getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False):
+        raise ValueError(
+            f"{number} the optimizer has use_ema=True, and Keras ends each part of an epoch with the averages; leave "
+            "min_num_proc and max_num_proc out, or use_ema"
+        )
+
+
 def _has_own_loss(model: keras.Model) -> bool:
     kind, base = type(model), keras.Model
     return any(getattr(kind, name) is not getattr(base, name) for name in ("compute_loss", "train_step"))
@@ -164,7 +181,7 @@ def _check_callbacks(settings: Mapping[str, Any]) -> None:
         raise ValueError(f"checkpoint_callback is {best!r}, but must be a keras.callbacks.ModelCheckpoint")
 
 
-def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder) -> KerasFit:
+def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder, elastic: bool) -> KerasFit:
     model = settings["model"]
     optimizer = model.optimizer if settings["optimizer"] is None else keras.optimizers.get(settings["optimizer"])
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer  # compile() adds the scaling of losses again
@@ -176,6 +193,7 @@ def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder) ->
         run,
         compiling=_compiling(model, settings, len(columns.labels)),
         optimizer_state=_state_of(model) if has_state else None,
+        elastic=elastic,
         **KerasFit.chosen(settings),
     )
 

@@ -75,6 +75,13 @@ class StepRate:
         elif isinstance(getattr(optimizer, "_learning_rate", None), ScaledSchedule):
             optimizer.learning_rate = optimizer._learning_rate.schedule
 
+    def restart(self, factor: float) -> None:
+        """For another number of ranks; the variables are those of a commit, which has the rate of the user."""
+        optimizer = inner_of(self._model.optimizer)
+        if isinstance(getattr(optimizer, "_learning_rate", None), ScaledSchedule):
+            optimizer.learning_rate = optimizer._learning_rate.schedule
+        self._factor, self._is_applied, self._own, self._scaled = factor, False, None, None
+
 
 def inner_of(optimizer: Any) -> Any:
     """The optimizer that steps, inside of one that scales losses."""

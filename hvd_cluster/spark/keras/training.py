@@ -11,15 +11,17 @@ import keras
 import numpy as np
 
 import hvd_cluster.keras as hvd
+from collectives import override
 from hvd_cluster.core import basics
+from hvd_cluster.elastic.shard_progress import ShardProgress
 from hvd_cluster.keras.broadcasting import broadcast_model
-from hvd_cluster.keras.variables import build_optimizer
+from hvd_cluster.keras.variables import broadcast, build_optimizer
 from hvd_cluster.ops.objects import allgather_object, broadcast_object
 from hvd_cluster.spark.estimators.history import BestEpoch, RowAverages, check_gpus, require_rows, with_all_ranks
 from hvd_cluster.spark.estimators.progress import ProgressReporter
 from hvd_cluster.spark.estimators.run import EpochRange, FitSettings, RunFolder, parameter
 from hvd_cluster.spark.keras.devices import Floats, floats_of, gpu_count, prepare_device, require_backend
-from hvd_cluster.spark.keras.epochs import EpochFirst, EpochLast, for_rank
+from hvd_cluster.spark.keras.epochs import EpochFirst, EpochLast, RestOfEpoch, for_rank
 from hvd_cluster.spark.keras.layout import KerasLayout, as_tensor
 from hvd_cluster.spark.keras.learning_rate import StepRate, look_at_batches
 from hvd_cluster.spark.keras.payload import arrays_of, checkpoint_bytes, checkpoint_of, put_arrays, unpacked
@@ -39,6 +41,7 @@ class KerasFit(FitSettings):
     optimizer_state: Sequence[Any] | None = None
     checkpoint_callback: Any = field(default=None, metadata=parameter("checkpoint_callback"))
     passes: int = field(default=1, metadata=parameter("backward_passes_per_step"))
+    elastic: bool = False
 
 
 def train(
@@ -53,10 +56,13 @@ def train(
     if seed is not None:  # before the model is made, whose layers draw numbers: ranks drop other units
         keras.utils.set_random_seed((seed + basics.rank()) % 2**32)
     gpus = gpu_count() if use_gpu else 0
-    check_gpus(gpus > 0)
+    is_elastic = isinstance(shard, ShardProgress)
+    if not is_elastic:  # or else the others are in the middle of a training
+        check_gpus(gpus > 0)
     device = prepare_device(basics.local_rank() % gpus if gpus else None)
     with keras.device(device), floats_of(floats):
-        return KerasTraining(unpacked(payload), shard).run()
+        training = ElasticKerasTraining if is_elastic else KerasTraining
+        return training(unpacked(payload), shard).run()
 
 
 @dataclass(frozen=True)
@@ -91,26 +97,32 @@ class EpochSteps:
 class KerasTraining:
     """A fit by ``model.fit``. All ranks take equally many steps; a rank without rows left takes some that weigh 0."""
 
+    steps: EpochSteps
+    """Those of the present call of ``model.fit``."""
+
     def __init__(self, fit: KerasFit, shard: Any) -> None:
         self.fit = fit
         self.shard = shard
         self.model = fit.model
-        rows = allgather_object(int(shard.rows), "estimator.rows")
-        self.steps = EpochSteps.of(rows, basics.rank(), shard.batch_size, fit.train_steps, fit.passes)
-        self.weighted = self.steps.uneven or fit.layout.columns.weight is not None
         self.history: History = []
         self.best = BestEpoch()
         self.epochs = EpochRange.of(fit.epochs)
         self.reporter = ProgressReporter(bool(fit.verbose))
         self._has_averages = False
-        self._batches = iter(shard)
-        self._first: list[Any] = []
-        self._filler = self._leaders_batch()
         self.callbacks = for_rank(fit.callbacks)
         self.looks_at_batches = look_at_batches(self.callbacks)
         self.rate = StepRate(self.model, basics.size())
 
     # Start.
+
+    def _meet(self) -> None:
+        """Tell the other ranks about the rows of this one, and hear about theirs."""
+        rows = allgather_object(int(self.shard.rows), "estimator.rows")
+        self.steps = EpochSteps.of(rows, basics.rank(), self.shard.batch_size, self.fit.train_steps, self.fit.passes)
+        self.weighted = self.steps.uneven or self.fit.layout.columns.weight is not None
+        self._batches = iter(self.shard)
+        self._first: list[Any] = []
+        self._filler = self._leaders_batch()
 
     def _leaders_batch(self) -> Any:
         """The first batch of the rank with the most, which weighs nothing on the others."""
@@ -124,9 +136,8 @@ class KerasTraining:
         self._first = [self.fit.layout.batch(each, self.weighted) for each in rows]
         return self._first[0] if basics.rank() == self.steps.leader else None
 
-    def _prepare(self) -> None:
-        """Compile and build the model, and give all ranks the state of rank 0."""
-        build(self.model, self._filler[0])
+    def _compile(self) -> None:
+        """The model is built."""
         optimizer = hvd.DistributedOptimizer(
             self.fit.optimizer,
             compression=self.fit.compression or hvd.Compression.none,
@@ -136,6 +147,12 @@ class KerasTraining:
         compile_with(self.model, optimizer, self.fit.compiling, self.fit.optimizer_state)
         if basics.rank() == 0:
             self._resume()
+
+    def _prepare(self) -> None:
+        """Build and compile the model, and give all ranks the state of rank 0."""
+        self._meet()
+        build(self.model, self._filler[0])
+        self._compile()
         resumed = self.history, self.epochs, self._has_averages
         self.history, self.epochs, has_averages = broadcast_object(resumed, 0, "estimator.resume")
         for callback in filter(swaps, self.callbacks):
@@ -180,6 +197,10 @@ class KerasTraining:
                 yield self.fit.layout.batch(rows, self.weighted)
             yield from itertools.repeat(self._filler, steps.all - steps.own)
             first, batches = [], iter(self.shard) if steps.own else iter(())
+
+    def follow(self, leader: int) -> None:
+        """Take the variables of the rank ``leader``."""
+        broadcast_model(self.model, leader)
 
     def validated(self) -> RowAverages:
         """The averages over this rank's rows for validation."""
@@ -226,6 +247,78 @@ class KerasTraining:
         put_arrays(self.model, best)
         self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
         return self.states()
+
+
+class ElasticKerasTraining(KerasTraining):
+    """A fit on ranks that come and go. A call of ``model.fit`` has the rest of an epoch; each step is committed."""
+
+    def run(self) -> dict[str, Any] | None:
+        """All epochs; the outcome on rank 0."""
+        self._filler: Any = None
+        self.weighted = True
+        self._compile()
+        self.shard.epoch = len(self.history)
+        self.state: Any = hvd.elastic.KerasState(
+            self.model, shard=self.shard, history=self.history, epochs=self.epochs, stop=False
+        )
+        self._first_callback = EpochFirst(self)
+        hvd.elastic.run(lambda state: self._loop())(self.state)
+        return self._outcome() if basics.rank() == 0 else None
+
+    def _loop(self) -> None:
+        """From the last commit on; again, when ranks have come or gone."""
+        state = self.state
+        self.best = broadcast_object(self.best, 0, "estimator.best")  # a rank that has come has none
+        self.history, self.epochs = state.history, state.epochs
+        self.steps = EpochSteps(0, self.shard.batch_size, 0, 0, 0, uneven=False)
+        self.rate.restart(basics.size())
+        self.callbacks = for_rank(self.fit.callbacks)
+        around = RestOfEpoch(self, [self._first_callback, *self.callbacks, EpochLast(self)])
+        around.begin()
+        while not state.stop:
+            if len(self.history) < self.shard.epoch:
+                around.end(len(self.history))
+                state.stop, state.epochs = bool(self.model.stop_training), self.epochs
+                state.commit()
+            elif self.shard.epoch < self.epochs.end:
+                self._train_rest(around)
+            else:
+                break
+        around.finish()
+
+    def _train_rest(self, around: RestOfEpoch) -> None:
+        """The steps that are left in the epoch."""
+        shard, epoch = self.shard, self.shard.epoch
+        rows = iter(shard)
+        first = next(rows, None)  # here the ranks meet, before Keras asks for batches on other threads
+        if first is None:  # the ranks with the rest of the epoch have gone
+            return
+        left, number = shard.left, basics.rank()
+        seen = shard.own[0] * shard.batch_size
+        longest, own = max(left), left[number]
+        uneven = any(each != longest for each in left)
+        self.steps = EpochSteps(shard.rows - seen, shard.batch_size, own, longest, left.index(longest), uneven)
+        self.model.fit(
+            self._weighed(itertools.chain([first], rows)),
+            steps_per_epoch=longest,
+            initial_epoch=epoch,
+            epochs=epoch + 1,
+            shuffle=False,
+            verbose=0,
+            callbacks=[around],
+        )
+
+    def _weighed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """After its own batches, this rank has some that count nothing."""
+        for number, rows in enumerate(batches):
+            batch = self.fit.layout.batch(rows, self.weighted)
+            self._filler = self._filler or batch
+            yield batch if number < self.steps.own else (*batch[:2], batch[2] * 0)
+
+    @override
+    def follow(self, leader: int) -> None:
+        """Those that are trained are equal on all ranks, and the state shall see no change of them."""
+        broadcast(self.model.non_trainable_weights, leader, "estimator.averages")
 
 
 def swaps(callback: keras.callbacks.Callback) -> bool:

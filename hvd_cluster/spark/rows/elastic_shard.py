@@ -49,6 +49,11 @@ class ElasticShard(ShardProgress):
         return self._shard.rows
 
     @property
+    def batch_size(self) -> int:
+        """The rows of a batch."""
+        return self._shard.batch_size
+
+    @property
     def validation(self) -> Shard | None:
         """The rows of this rank's partition that are kept apart, see :attr:`Shard.validation`."""
         return self._shard.validation

@@ -1,5 +1,6 @@
 """Fits with Keras on ranks without Spark: shards whose rows are arrays, a model, and the outcome of rank 0."""
 
+import itertools
 import sys
 from importlib.util import find_spec
 
@@ -9,6 +10,7 @@ import pytest
 
 from hvd_cluster.spark.estimators.columns import FitColumns
 from hvd_cluster.spark.estimators.run import RunFolder
+from hvd_cluster.spark.rows.elastic_shard import ElasticShard
 from tests.hvd_cluster.keras.pool import Pool as Pool  # its processes shall have TensorFlow before they are forked
 
 BACKENDS = [name for name in ("tensorflow", "torch", "jax") if find_spec(name)]
@@ -47,6 +49,30 @@ class ArrayShard:
         return ArrayShard(self._sides[0], self._sides[1], size, self._sides[2])
 
 
+class ElasticRows(ArrayShard):
+    """The rows of a rank of a job whose ranks come and go, as ElasticShard takes them."""
+
+    has_strings = False
+
+    def digest(self):
+        return 7
+
+    def widths(self):
+        return (1, 1) if self.rows else (0, 0)
+
+    def rest(self, epoch, first):
+        return itertools.islice(self, first, None)
+
+    def filler(self, widths, strings):
+        return tuple((np.zeros((self.batch_size, 1), "float32"),) for _ in range(2))
+
+
+def elastic_line(rows, number, **options):
+    """As ``line``, the shard with that number."""
+    x = np.arange(rows, dtype="float32").reshape(-1, 1) / 10
+    return ElasticShard(ElasticRows([x], [2 * x], **options), number)
+
+
 def line(rows, batch_size=4, first=0, **options):
     """Rows with y = 2 x."""
     x = np.arange(first, first + rows, dtype="float32").reshape(-1, 1) / 10
@@ -80,6 +106,7 @@ def outcome_of(ranks, shards, make=linear, columns=None, run=None, rate=0.1, see
         settings = {name: value() if callable(value) else value for name, value in options.items()}
         settings = {"compiling": {"loss": "mse"}, "verbose": 0, **settings}
         settings.setdefault("optimizer", keras.optimizers.SGD(rate))
+        settings["elastic"] = isinstance(shards[0], ElasticShard)
         fit = KerasFit(model, layout=KerasLayout.of(model, columns, **(layout or {})), run=folder, **settings)
         return train(shards[basics.rank()], keras.backend.backend(), chosen_floats(), seed, True, packed(fit))
 

@@ -10,7 +10,7 @@ from hvd_cluster.spark.estimators.columns import FitColumns
 if find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
 
-from keras_fits import NOT_ON_JAX, ON_TORCH, ArrayShard, line, linear, losses, outcome_of, weight_of
+from keras_fits import NOT_ON_JAX, ON_TORCH, ArrayShard, elastic_line, line, linear, losses, outcome_of, weight_of
 from keras_fits import ranks as ranks  # a fixture
 
 
@@ -36,6 +36,36 @@ def test_a_step_uses_the_batches_of_all_ranks(ranks):
     assert weight_of(outcome) == pytest.approx(weight, abs=1e-5)
     train = outcome["history"][0]["train"]
     assert [train["loss"], train["all_metrics"]["mae"]] == pytest.approx([sums[0] / 10, sums[1] / 10], abs=1e-5)
+
+
+@pytest.mark.parametrize("rows", [(8, 8), (23, 0), (9, 6)])
+def test_the_same_on_ranks_that_may_come_and_go(ranks, rows):
+    """Each step is a commit; momentum, a schedule, metrics and validation are as in any other fit."""
+
+    def optimizer():
+        import keras
+
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9)
+        return keras.optimizers.SGD(schedule, momentum=0.5)
+
+    def callbacks():
+        import keras
+
+        return [keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=100)]
+
+    options = {"optimizer": optimizer, "compiling": {"loss": "mse", "metrics": ["mae"]}, "epochs": 5}
+    shards = [line(count, validation=line(5)) for count in rows]
+    whole = outcome_of(ranks, shards, callbacks=callbacks, **options)
+    shards = [elastic_line(count, number, validation=line(5)) for number, count in enumerate(rows)]
+    elastic = outcome_of(ranks, shards, callbacks=callbacks, **options)
+    assert len(whole["history"]) == 2
+    assert elastic["best_epoch"] == whole["best_epoch"]
+    for one, other in zip(elastic["history"], whole["history"], strict=True):
+        for part in ("train", "validation"):
+            assert one[part]["loss"] == pytest.approx(other[part]["loss"], rel=1e-5)
+            assert one[part]["all_metrics"] == pytest.approx(other[part]["all_metrics"], rel=1e-5)
+        assert one["rows"] == other["rows"] == sum(rows)
+    assert weight_of(elastic) == pytest.approx(weight_of(whole), rel=1e-5)
 
 
 @NOT_ON_JAX

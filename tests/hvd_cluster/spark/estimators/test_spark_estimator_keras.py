@@ -1,14 +1,21 @@
 """A KerasEstimator on a real cluster of two executors, on the backend of this process."""
 
 import math
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.linalg import DenseVector, Vectors
 from pyspark.sql import functions as F
-from spark_cluster import CONNECT_SECONDS
+from pyspark.util import inheritable_thread_target
+from spark_cluster import CONNECT_SECONDS, eventually
+from spark_training import SECONDS, executor_of
 
 if find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
@@ -78,6 +85,52 @@ def estimator_of(model, **options):
             **options,
         }
     )
+
+
+def averaging():
+    return keras.optimizers.SGD(0.1, use_ema=True)
+
+
+class Gate(keras.callbacks.Callback):
+    """Waits at the beginning of the second epoch until the test has killed an executor."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def on_epoch_begin(self, epoch, logs=None):
+        deadline = time.monotonic() + SECONDS
+        if epoch == 1:
+            Path(self.folder, f"{os.getpid()}.waits").touch()
+            while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+
+def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
+    """At the beginning of its second epoch: the record of the first one stays, and the fit comes to its end."""
+    estimator = estimator_of(
+        two_heads(),
+        optimizer=keras.optimizers.Adam(0.02),
+        min_num_proc=1,
+        validation=0.2,
+        epochs=3,
+        batch_size=16,
+        callbacks=[Gate(str(tmp_path))],
+    )
+    with ThreadPoolExecutor(1) as pool:
+        fit = pool.submit(inheritable_thread_target(spark)(lambda: estimator.fit(table(spark, 480))))
+        eventually(lambda: fit.done() or len(list(tmp_path.glob("*.waits"))) == 2, SECONDS)
+        assert not fit.done(), fit.result()
+        victim = psutil.Process(int(next(tmp_path.glob("*.waits")).stem))
+        executor_of(victim).kill()
+        eventually(lambda: not victim.is_running(), SECONDS)  # or else it might do all of its work before it ends
+        (tmp_path / "go").touch()
+        fitted = fit.result(SECONDS)
+    history = fitted.getHistory()
+    assert [record["epoch"] for record in history] == [0, 1, 2]
+    assert history[0]["rows"] > 300
+    assert history[2]["validation"]["loss"] < history[0]["validation"]["loss"]
+    assert float(fitted.getModel().optimizer.learning_rate) == pytest.approx(0.02)
 
 
 def test_fit_transform_save_and_load(spark, tmp_path):
@@ -252,7 +305,12 @@ class Unsaved(keras.layers.Layer):
         ({"callbacks": [keras.callbacks.BackupAndRestore("x")]}, "BackupAndRestore, .*; give store and run_id"),
         ({"checkpoint_callback": print}, "must be a keras.callbacks.ModelCheckpoint"),
         ({"custom_objects": [print]}, "custom_objects is .*, but must be a dictionary"),
-        ({"min_num_proc": 1}, "min_num_proc is 1, but workers of a KerasEstimator cannot come and go; leave it out"),
+        ({"min_num_proc": 1, "backward_passes_per_step": 2}, "max_num_proc None, but backward_passes_per_step is 2"),
+        ({"max_num_proc": 2, "optimizer": averaging()}, "max_num_proc 2, but the optimizer has use_ema=True"),
+        (
+            {"min_num_proc": 1, "model": lambda: keras.Sequential([keras.layers.Dense(1)])},
+            "the model has no variables yet",
+        ),
         ({"validation": "text"}, "validation names 'text', a column of type string"),
         ({"run_id": "mine"}, "run_id is 'mine', but there is no store"),
     ],
@@ -262,7 +320,7 @@ def test_bad_input_is_refused_before_anything_starts(spark, given, text):
     df = table(spark, 8).withColumn("text", F.lit("hello"))
     estimator = estimator_of(two_heads())
     if callable(given.get("model")):
-        given = {"model": given["model"](), **({} if given["model"] is by_name else ONE)}
+        given = {**given, "model": given["model"](), **({} if given["model"] is by_name else ONE)}
     with pytest.raises(ValueError, match=text):
         estimator.fit(df, {getattr(estimator, name): value for name, value in given.items()})
 
