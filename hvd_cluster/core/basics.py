@@ -31,7 +31,6 @@ from collectives import (
 )
 from executors import WorkerIdentity, brief
 from hvd_cluster.core import memory, observers
-from hvd_cluster.core.freed_memory import keep_freed_memory
 from hvd_cluster.core.launchers import Secret, StartingLauncher, warn_of_threads
 from hvd_cluster.core.observers import Observers
 from hvd_cluster.core.process_sets import (
@@ -154,7 +153,7 @@ def _start(sets: list[ProcessSet], comm: object = None) -> None:
         logger.warning(remark)
     warn_of_threads(os.environ, world.topology)
     if settings.keep_freed_memory:
-        keep_freed_memory(os.environ, world.topology.local_size)
+        memory.keep_freed_memory(os.environ, world.topology.local_size)
     sets = _with_communicators(sets, comm, world.topology.size, settings)
     worlds = _process.worlds = _process.worlds or Worlds.of(environment, world, settings, _running_engine)
     _want(sets)

@@ -1,17 +1,19 @@
-"""Memory for large results, which is used again once no array views it.
+"""Memory that is used again: that of large results, once no array views it, and that of the temporary arrays of a step.
 
 The kernel hands out new memory page by page, and clears each page first. For a result of 64 MB that takes longer than
 the collective itself. So a returned block is kept for the next result of its size, and new blocks consist of huge pages
-if the kernel has them.
+if the kernel has them. An optimizer with temporary arrays spends up to a third of its time on pages that malloc gives
+back in each step, so malloc of glibc keeps them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -23,6 +25,14 @@ KEPT_BYTES = 1 << 28
 """The most bytes of unused blocks that a process keeps."""
 KEPT_SECONDS = 5.0
 """Seconds; blocks that stay unused for one to two times this long go back to the kernel."""
+FREED_BYTES = 1 << 30
+"""The most memory, in bytes, that malloc of a rank keeps at the end of its heap."""
+FREED_SHARE = 16
+"""The ranks of a host together keep at most one of so many parts of its memory for that."""
+LARGEST_ARRAY = 1 << 27
+"""In bytes. Larger arrays have pages of their own, which always go back: as holes in the heap they could not."""
+# M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3).
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 HUGE_PAGE = 1 << 21
 JOIN_SECONDS = 1.0
 
@@ -156,6 +166,27 @@ def _rounded(nbytes: int) -> int:
     """At most an eighth more, so that results of nearly the same size share blocks."""
     step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step
+
+
+def kept_bytes(environment: Mapping[str, str], host_bytes: int, local_size: int) -> int:
+    """The freed memory that a rank may keep, in bytes; 0 where the user has set the thresholds of malloc."""
+    tunables = environment.get("GLIBC_TUNABLES", "")
+    if any(
+        f"glibc.malloc.{name}" in tunables or f"MALLOC_{name.upper()}_" in environment
+        for name in ("mmap_threshold", "trim_threshold")
+    ):
+        return 0
+    return min(FREED_BYTES, host_bytes // FREED_SHARE // max(1, local_size))
+
+
+def keep_freed_memory(environment: Mapping[str, str], local_size: int) -> bool:
+    """Set the malloc of this process, for all its threads and for good. False where there is no such malloc."""
+    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    kept = kept_bytes(environment, host_bytes, local_size)
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if not kept or set_option is None:
+        return False
+    return bool(set_option(MMAP_THRESHOLD, min(kept, LARGEST_ARRAY)) and set_option(TRIM_THRESHOLD, kept))
 
 
 results = ResultMemory()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hvd_cluster.core.freed_memory import kept_bytes
+from hvd_cluster.core.memory import kept_bytes
 
 GB = 1 << 30
 STEPS = 10
