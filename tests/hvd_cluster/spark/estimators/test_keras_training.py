@@ -143,7 +143,7 @@ def test_a_first_batch_that_is_wrong_on_one_rank_is_an_error_on_all(ranks, wrong
         layout = KerasLayout.of(linear(), FitColumns(["x"], ["y"]))
         fit = KerasFit(linear(), keras.optimizers.SGD(0.1), layout, RunFolder(None, "none"))
         with pytest.raises(ValueError, match=r"has the shape \[1\] in a row, but a row has 3 elements") as caught:
-            KerasTraining(fit, shards[basics.rank()])
+            KerasTraining(fit, shards[basics.rank()]).run()
         return str(caught.value)
 
     texts = ranks.run(on_rank, shards)
