@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +27,14 @@ KEPT_BYTES = 1 << 28
 KEPT_SECONDS = 5.0
 """Seconds; blocks that stay unused for one to two times this long go back to the kernel."""
 FREED_BYTES = 1 << 30
-"""The most memory, in bytes, that malloc of a rank keeps at the end of its heap."""
+"""The most memory, in bytes, that malloc of a rank keeps at the end of a heap; a few threads share one."""
 FREED_SHARE = 16
 """The ranks of a host together keep at most one of so many parts of its memory for that."""
 LARGEST_ARRAY = 1 << 27
 """In bytes. Larger arrays have pages of their own, which always go back: as holes in the heap they could not."""
+MOST_OF_OLD_MALLOC = 1 << 25
+"""In bytes. Earlier versions of glibc refuse a larger threshold for such arrays."""
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3).
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 HUGE_PAGE = 1 << 21
@@ -168,25 +172,34 @@ def _rounded(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def kept_bytes(environment: Mapping[str, str], host_bytes: int, local_size: int) -> int:
-    """The freed memory that a rank may keep, in bytes; 0 where the user has set the thresholds of malloc."""
+def usable_bytes(groups: Path = CONTROL_GROUPS) -> int:
+    """The memory of the host, or that of the container if it has less, in bytes."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # ValueError: "max"
+            limits.append(int((groups / name).read_text()))
+    return min(limits)
+
+
+def kept_bytes(environment: Mapping[str, str], usable: int, local_size: int) -> int:
+    """The freed memory that a heap of a rank may keep, in bytes; 0 where the user has set the thresholds of malloc."""
     tunables = environment.get("GLIBC_TUNABLES", "")
     if any(
         f"glibc.malloc.{name}" in tunables or f"MALLOC_{name.upper()}_" in environment
         for name in ("mmap_threshold", "trim_threshold")
     ):
         return 0
-    return min(FREED_BYTES, host_bytes // FREED_SHARE // max(1, local_size))
+    return min(FREED_BYTES, usable // FREED_SHARE // max(1, local_size))
 
 
 def keep_freed_memory(environment: Mapping[str, str], local_size: int) -> bool:
     """Set the malloc of this process, for all its threads and for good. False where there is no such malloc."""
-    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    kept = kept_bytes(environment, host_bytes, local_size)
+    kept = kept_bytes(environment, usable_bytes(), local_size)
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if not kept or set_option is None:
         return False
-    return bool(set_option(MMAP_THRESHOLD, min(kept, LARGEST_ARRAY)) and set_option(TRIM_THRESHOLD, kept))
+    has_set = [set_option(MMAP_THRESHOLD, min(kept, size)) for size in (MOST_OF_OLD_MALLOC, LARGEST_ARRAY)]
+    return any(has_set) and bool(set_option(TRIM_THRESHOLD, kept))
 
 
 results = ResultMemory()

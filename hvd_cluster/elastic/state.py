@@ -303,7 +303,7 @@ class ObjectState(State):
     @property
     def _is_complete(self) -> bool:
         """Whether this rank has all of its values, and needs no :meth:`sync` where all ranks have the same commit."""
-        return all(part.is_complete for part in self._parts().values())
+        return all(part.is_complete and not part.needs_copies for part in self._parts().values())
 
     def layout_digest(self) -> str:
         """Equal on ranks whose states have the same entries, shapes and types."""

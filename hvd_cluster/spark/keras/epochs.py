@@ -45,6 +45,8 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
         # The rows of this call of fit, and the averages over them.
         self._present: tuple[int, Mapping[str, Any]] = 0, {}
         self._epoch = -1
+        self.batches = 0
+        """Those of this rank in the epoch; batches that count nothing are left out."""
 
     def on_train_end(self, logs: Any = None) -> None:
         """From here on, the model has the learning rate of the user."""
@@ -60,8 +62,8 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
         self._training.rate.remove()
         self._settle()
         if epoch != self._epoch:  # or else the rest of one follows, with other ranks
-            self._epoch, self._averages = epoch, RowAverages()
-        self._training.reporter.begin()
+            self._epoch, self._averages, self.batches = epoch, RowAverages(), 0
+            self._training.reporter.begin()
 
     def _settle(self) -> None:
         rows, values = self._present
@@ -81,6 +83,7 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
         if training.fit.terminate_on_nan and LOSS in values:
             require_finite(values[LOSS], batch, self._epoch)
         self._present = steps.rows_after(batch + 1), values
+        self.batches += 1
         if basics.rank() == 0:
             rows = self._averages.rows + self._present[0]
             training.reporter.step(self._epoch, training.epochs.end, rows, lambda: values.get(LOSS))
@@ -90,8 +93,8 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
         training = self._training
         training.rate.remove()
         self._settle()
-        if training.steps.uneven and self.model.non_trainable_weights:
-            training.follow(training.steps.leader)  # only it has seen no batch that counts nothing
+        if self.model.non_trainable_weights:
+            training.share_averages()
         total = over_all_ranks({"train": self._averages, "validation": training.validated()})
         validates = training.shard.validation is not None
         check_rows(epoch, total, validates and basics.rank() == 0)
@@ -147,54 +150,70 @@ class EpochLast(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class RestOfEpoch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Around the calls of fit of an elastic training: ``callbacks`` hear of each step, and then it is committed.
+    """Around the calls of fit of an elastic training, each for the rest of an epoch: each step is committed.
 
-    They hear of the beginning of a training in :meth:`begin`, and of the end of an epoch in :meth:`end`, because a
-    call of fit has the rest of one epoch, or a part of it.
+    ``callbacks`` of the user hear of whole epochs, and of the beginning of the training once in each process. ``steps``
+    is the number of steps in a whole epoch.
     """
 
-    def __init__(self, training: ElasticKerasTraining, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    def __init__(
+        self,
+        training: ElasticKerasTraining,
+        first: EpochFirst,
+        callbacks: Sequence[keras.callbacks.Callback],
+        steps: int,
+    ) -> None:
         super().__init__()
         self._training = training
+        self._first, self._last = first, EpochLast(training)
         self._callbacks = callbacks
-        for callback in callbacks:
-            callback.set_model(training.model)
+        self._all = [self._first, *callbacks, self._last]
+        self._steps = steps
+        self._done = 0
 
-    def set_params(self, params: Any) -> None:
-        """The callbacks hear of all epochs."""
+    def begin(self, known: set[int]) -> None:
+        """The training begins for callbacks whose ids are not ``known``; they are from now on."""
+        params = {"verbose": 0, "epochs": self._training.epochs.end, "steps": self._steps}
+        for callback in self._all:
+            callback.set_model(self._training.model)
+            callback.set_params(params)
         for callback in self._callbacks:
-            callback.set_params({**params, "epochs": self._training.epochs.end})
-
-    def begin(self) -> None:
-        """The training begins, or goes on with other ranks."""
-        for callback in self._callbacks:
-            callback.on_train_begin({})
+            if id(callback) not in known:
+                known.add(id(callback))
+                callback.on_train_begin({})
 
     def finish(self) -> None:
         """The training is over."""
-        for callback in self._callbacks:
+        for callback in self._all:
             callback.on_train_end({})
 
     def end(self, epoch: int) -> None:
         """All steps of ``epoch`` are committed."""
         logs: dict[str, Any] = {}
-        for callback in self._callbacks:
+        for callback in self._all:
             callback.on_epoch_end(epoch, logs)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Steps follow."""
-        for callback in self._callbacks:
+        """Steps follow: a whole epoch, or the rest of one."""
+        self._done = self._training.shard.step
+        self._first.on_epoch_begin(epoch, logs)
+        for callback in self._callbacks if self._done == 0 else ():
             callback.on_epoch_begin(epoch, logs)
+        self._last.on_epoch_begin(epoch, logs)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """A step follows."""
+        self._first.on_train_batch_begin(batch, logs)
         for callback in self._callbacks:
-            callback.on_train_batch_begin(batch, logs)
+            callback.on_train_batch_begin(self._done + batch, logs)
+        self._last.on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """A commit has the learning rate of the user, which does not depend on the number of ranks."""
+        self._first.on_train_batch_end(batch, logs)
         for callback in self._callbacks:
-            callback.on_train_batch_end(batch, logs)
+            callback.on_train_batch_end(self._done + batch, logs)
+        self._last.on_train_batch_end(batch, logs)
         self._training.rate.remove()
         self._training.shard.advance()
         self._training.state.commit()

@@ -78,8 +78,11 @@ class StepRate:
     def restart(self, factor: float) -> None:
         """For another number of ranks; the variables are those of a commit, which has the rate of the user."""
         optimizer = inner_of(self._model.optimizer)
-        if isinstance(getattr(optimizer, "_learning_rate", None), ScaledSchedule):
-            optimizer.learning_rate = optimizer._learning_rate.schedule
+        schedule = getattr(optimizer, "_learning_rate", None)
+        if isinstance(schedule, ScaledSchedule):
+            optimizer.learning_rate = schedule.schedule
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            self._model.train_function = None  # a compiled step has the factor as a constant
         self._factor, self._is_applied, self._own, self._scaled = factor, False, None, None
 
 

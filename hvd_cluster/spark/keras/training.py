@@ -155,9 +155,15 @@ class KerasTraining:
         self._compile()
         resumed = self.history, self.epochs, self._has_averages
         self.history, self.epochs, has_averages = broadcast_object(resumed, 0, "estimator.resume")
-        for callback in filter(swaps, self.callbacks):
-            callback._ema_weights_in_model = has_averages
         broadcast_model(self.model, 0)
+        if has_averages:
+            self._put_weights_back()
+
+    def _put_weights_back(self) -> None:
+        """A checkpoint of a fit with SwapEMAWeights has the averages in their place."""
+        swapper = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        swapper.set_model(self.model)
+        swapper._swap_variables()
 
     def _resume(self) -> None:
         data = self.fit.run.read()
@@ -198,9 +204,10 @@ class KerasTraining:
             yield from itertools.repeat(self._filler, steps.all - steps.own)
             first, batches = [], iter(self.shard) if steps.own else iter(())
 
-    def follow(self, leader: int) -> None:
-        """Take the variables of the rank ``leader``."""
-        broadcast_model(self.model, leader)
+    def share_averages(self) -> None:
+        """Take the running averages of the rank that has seen no batch that counts nothing."""
+        if self.steps.uneven:
+            broadcast_model(self.model, self.steps.leader)
 
     def validated(self) -> RowAverages:
         """The averages over this rank's rows for validation."""
@@ -236,7 +243,8 @@ class KerasTraining:
         self.fit.run.write(checkpoint_bytes({**states, **best}, about), self.history)
 
     def _outcome(self) -> dict[str, Any]:
-        inputs = keras.tree.map_structure(lambda array: np.asarray(array[:1]), self._filler[0])
+        seen = self._filler and self._filler[0]  # None where an elastic fit had nothing left to do
+        inputs = keras.tree.map_structure(lambda array: np.asarray(array[:1]), seen) if self._filler else None
         return {**self._kept(), "history": self.history, "best_epoch": self.best.epoch, "inputs": inputs}
 
     def _kept(self) -> dict[str, Any]:
@@ -255,7 +263,7 @@ class ElasticKerasTraining(KerasTraining):
     def run(self) -> dict[str, Any] | None:
         """All epochs; the outcome on rank 0."""
         self._filler: Any = None
-        self.weighted = True
+        self._begun: set[int] = set()
         self._compile()
         self.shard.epoch = len(self.history)
         self.state: Any = hvd.elastic.KerasState(
@@ -270,15 +278,16 @@ class ElasticKerasTraining(KerasTraining):
         state = self.state
         self.best = broadcast_object(self.best, 0, "estimator.best")  # a rank that has come has none
         self.history, self.epochs = state.history, state.epochs
-        self.steps = EpochSteps(0, self.shard.batch_size, 0, 0, 0, uneven=False)
         self.rate.restart(basics.size())
         self.callbacks = for_rank(self.fit.callbacks)
-        around = RestOfEpoch(self, [self._first_callback, *self.callbacks, EpochLast(self)])
-        around.begin()
+        rows = max(allgather_object(int(self.shard.rows), "estimator.rows"))
+        around = RestOfEpoch(self, self._first_callback, self.callbacks, -(-rows // self.shard.batch_size))
+        around.begin(self._begun)
         while not state.stop:
             if len(self.history) < self.shard.epoch:
                 around.end(len(self.history))
                 state.stop, state.epochs = bool(self.model.stop_training), self.epochs
+                state.save()  # callbacks may have changed variables
                 state.commit()
             elif self.shard.epoch < self.epochs.end:
                 self._train_rest(around)
@@ -297,6 +306,7 @@ class ElasticKerasTraining(KerasTraining):
         seen = shard.own[0] * shard.batch_size
         longest, own = max(left), left[number]
         uneven = any(each != longest for each in left)
+        self.weighted = uneven or self.fit.layout.columns.weight is not None
         self.steps = EpochSteps(shard.rows - seen, shard.batch_size, own, longest, left.index(longest), uneven)
         self.model.fit(
             self._weighed(itertools.chain([first], rows)),
@@ -316,9 +326,14 @@ class ElasticKerasTraining(KerasTraining):
             yield batch if number < self.steps.own else (*batch[:2], batch[2] * 0)
 
     @override
-    def follow(self, leader: int) -> None:
-        """Those that are trained are equal on all ranks, and the state shall see no change of them."""
-        broadcast(self.model.non_trainable_weights, leader, "estimator.averages")
+    def share_averages(self) -> None:
+        """Of the rank with the most batches; the others have had some that count nothing, or have come later.
+
+        Without the trained variables, which are equal on all ranks: the state shall see no change of them.
+        """
+        counts = allgather_object(self._first_callback.batches, "estimator.batches")
+        if min(counts) < max(counts):
+            broadcast(self.model.non_trainable_weights, counts.index(max(counts)), "estimator.averages")
 
 
 def swaps(callback: keras.callbacks.Callback) -> bool:

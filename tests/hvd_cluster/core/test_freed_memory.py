@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hvd_cluster.core.memory import kept_bytes
+from hvd_cluster.core.memory import kept_bytes, usable_bytes
 
 GB = 1 << 30
 STEPS = 10
@@ -44,6 +44,16 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // {STEPS})
 )
 def test_the_memory_that_a_rank_may_keep(environment, host_bytes, local_size, kept):
     assert kept_bytes(environment, host_bytes, local_size) == kept
+
+
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_a_container_may_have_less_memory_than_its_host(tmp_path, name):
+    host = usable_bytes(tmp_path)
+    assert host > 1 << 20
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    for text, found in (("1048576\n", 1 << 20), ("max\n", host), (f"{1 << 62}\n", host)):
+        (tmp_path / name).write_text(text)
+        assert usable_bytes(tmp_path) == found
 
 
 def faults(**variables):

@@ -1,11 +1,14 @@
 """The training of a KerasEstimator on two ranks, without Spark; the first tests on each backend of Keras."""
 
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 from hvd_cluster.spark.estimators.columns import FitColumns
+from hvd_cluster.spark.estimators.run import RunFolder
+from hvd_cluster.spark.estimators.store import Store
 
 if find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
@@ -66,6 +69,96 @@ def test_the_same_on_ranks_that_may_come_and_go(ranks, rows):
             assert one[part]["all_metrics"] == pytest.approx(other[part]["all_metrics"], rel=1e-5)
         assert one["rows"] == other["rows"] == sum(rows)
     assert weight_of(elastic) == pytest.approx(weight_of(whole), rel=1e-5)
+
+
+def normalized():
+    import keras
+
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((1,)), *layers])
+
+
+def test_a_change_of_ranks_leaves_no_trace(ranks):
+    """In an epoch, and at its last commit. Callbacks hear of each epoch once, and of the steps of a whole epoch."""
+
+    def callbacks(*changes):
+        import keras
+
+        import hvd_cluster.keras as hvd
+
+        class Change(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                assert self.params["steps"] == 6
+
+            def on_epoch_begin(self, epoch, logs=None):
+                self.epoch = epoch
+
+            def on_train_batch_end(self, batch, logs=None):
+                from hvd_cluster.elastic.state import watchers
+
+                if (self.epoch, batch) in changes:
+                    state = [state for reference in watchers._states if (state := reference()) is not None][-1]
+                    state.on_hosts_updated(1, 2)
+
+        halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+        return [hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=1), halve, Change()]
+
+    shards = [elastic_line(23, 0, validation=line(5)), elastic_line(0, 1, validation=line(5))]
+    options = {"make": normalized, "epochs": 3}
+    whole = outcome_of(ranks, shards, callbacks=callbacks, **options)
+    shards = [elastic_line(23, 0, validation=line(5)), elastic_line(0, 1, validation=line(5))]
+    changed = outcome_of(ranks, shards, callbacks=partial(callbacks, (0, 2), (0, 5), (1, 5), (2, 0)), **options)
+    assert losses(changed) == pytest.approx(losses(whole), rel=1e-5)
+    assert losses(changed, "validation") == pytest.approx(losses(whole, "validation"), rel=1e-5)
+    for one, other in zip(changed["model"], whole["model"], strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_the_learning_rate_follows_the_number_of_ranks(ranks):
+    """Also in steps that are compiled already, and where a schedule makes it."""
+
+    def steps(schedule):
+        import keras
+
+        from hvd_cluster.spark.keras.learning_rate import StepRate
+
+        model = linear(0.0)
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10**6, 0.9) if schedule else 0.1
+        model.compile(keras.optimizers.SGD(rate), "mse")
+        step_rate, found = StepRate(model, 4), []
+        for factor in (4, 1, 2):
+            step_rate.restart(factor)
+            step_rate.apply()
+            model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0)
+            step_rate.remove()
+            found.append(model.get_weights()[0].item())
+            model.set_weights([np.zeros((1, 1))])
+        return found
+
+    for schedule in (False, True):
+        for found in ranks.run(steps, schedule):
+            assert found == pytest.approx([0.8, 0.2, 0.4], rel=1e-4)
+
+
+@ON_TORCH
+def test_an_elastic_fit_that_has_nothing_left_to_do(ranks, tmp_path):
+    def failing():
+        import keras
+
+        class Fail(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 2:
+                    raise RuntimeError("lost")
+
+        return [Fail()]
+
+    run = RunFolder(Store.create(tmp_path), "run")
+    shards = [elastic_line(8, 0), elastic_line(8, 1)]
+    with pytest.raises(RuntimeError, match="lost"):
+        outcome_of(ranks, shards, epochs=4, run=run, callbacks=failing)
+    outcome = outcome_of(ranks, [elastic_line(8, 0), elastic_line(8, 1)], epochs=2, run=run)
+    assert [record["epoch"] for record in outcome["history"]] == [0, 1]
 
 
 @NOT_ON_JAX
