@@ -1,7 +1,10 @@
 """An elastic job on Spark in a thread, and what a test does to its processes."""
 
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 from pyspark.util import inheritable_thread_target
@@ -91,3 +94,24 @@ def executors(spark):
 
 def executor_of(worker):
     return next(parent for parent in worker.parents() if "--executor-id" in parent.cmdline())
+
+
+def wait_at_gate(folder):
+    """In a worker: until the test has killed an executor, see :func:`with_a_killed_executor`."""
+    deadline = time.monotonic() + SECONDS
+    Path(folder, f"{os.getpid()}.waits").touch()
+    while not Path(folder, "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def with_a_killed_executor(spark, fit, folder):
+    """The result of ``fit``, in which two workers come to :func:`wait_at_gate`; the executor of one is killed."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(inheritable_thread_target(spark)(fit))
+        eventually(lambda: future.done() or len(list(folder.glob("*.waits"))) == 2, SECONDS)
+        assert not future.done(), future.result()
+        victim = psutil.Process(int(next(folder.glob("*.waits")).stem))
+        executor_of(victim).kill()
+        eventually(lambda: not victim.is_running(), SECONDS)  # or else it might do all of its work before it ends
+        (folder / "go").touch()
+        return future.result(SECONDS)

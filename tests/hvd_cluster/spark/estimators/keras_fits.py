@@ -132,3 +132,15 @@ def scripted():
             self.model.set_weights([np.array([[{0: 5.0, 1: 2.0, 2: 7.0}[epoch]]], "float32")])
 
     return [Scripted()]
+
+
+def failing():
+    """Fails at the beginning of the third epoch."""
+    import keras
+
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise RuntimeError("lost")
+
+    return [Fail()]

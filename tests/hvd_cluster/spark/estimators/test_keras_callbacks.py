@@ -12,7 +12,7 @@ from hvd_cluster.spark.estimators.store import Store
 if find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
 
-from keras_fits import ON_TORCH, line, losses, outcome_of, scripted, weight_of
+from keras_fits import ON_TORCH, failing, line, losses, outcome_of, scripted, weight_of
 from keras_fits import ranks as ranks  # a fixture
 
 
@@ -232,25 +232,15 @@ def test_a_fit_that_exchanges_weights_for_averages_goes_on_with_the_weights(rank
 
         return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
 
-    def swapping(*others):
+    def swapping():
         import keras
 
-        return [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *others]
-
-    def failing():
-        import keras
-
-        class Fail(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch, logs=None):
-                if epoch == 2:
-                    raise RuntimeError("lost")
-
-        return swapping(Fail())
+        return [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
 
     run, options = RunFolder(Store.create(tmp_path), "run"), {"optimizer": averaging, "epochs": 4}
     whole = outcome_of(ranks, [line(4), line(4)], callbacks=swapping, **options)
     with pytest.raises(RuntimeError, match="lost"):
-        outcome_of(ranks, [line(4), line(4)], run=run, callbacks=failing, **options)
+        outcome_of(ranks, [line(4), line(4)], run=run, callbacks=lambda: [*swapping(), *failing()], **options)
     outcome = outcome_of(ranks, [line(4), line(4)], run=run, callbacks=swapping, **options)
     assert losses(outcome) == pytest.approx(losses(whole), rel=1e-5)
     assert weight_of(outcome) == pytest.approx(weight_of(whole), rel=1e-5)
@@ -263,16 +253,6 @@ def test_a_fit_goes_on_with_the_checkpoint(ranks, tmp_path):
         import keras
 
         return keras.optimizers.Adam(0.1)
-
-    def failing():
-        import keras
-
-        class Fail(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch, logs=None):
-                if epoch == 2:
-                    raise RuntimeError("lost")
-
-        return [Fail()]
 
     run = RunFolder(Store.create(tmp_path), "run")
     shards = [line(8, validation=line(4)), line(5, validation=line(0))]

@@ -13,7 +13,18 @@ from hvd_cluster.spark.estimators.store import Store
 if find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
 
-from keras_fits import NOT_ON_JAX, ON_TORCH, ArrayShard, elastic_line, line, linear, losses, outcome_of, weight_of
+from keras_fits import (
+    NOT_ON_JAX,
+    ON_TORCH,
+    ArrayShard,
+    elastic_line,
+    failing,
+    line,
+    linear,
+    losses,
+    outcome_of,
+    weight_of,
+)
 from keras_fits import ranks as ranks  # a fixture
 
 
@@ -143,16 +154,6 @@ def test_the_learning_rate_follows_the_number_of_ranks(ranks):
 
 @ON_TORCH
 def test_an_elastic_fit_that_has_nothing_left_to_do(ranks, tmp_path):
-    def failing():
-        import keras
-
-        class Fail(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch, logs=None):
-                if epoch == 2:
-                    raise RuntimeError("lost")
-
-        return [Fail()]
-
     run = RunFolder(Store.create(tmp_path), "run")
     shards = [elastic_line(8, 0), elastic_line(8, 1)]
     with pytest.raises(RuntimeError, match="lost"):

@@ -1,21 +1,15 @@
 """A KerasEstimator on a real cluster of two executors, on the backend of this process."""
 
 import math
-import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.linalg import DenseVector, Vectors
 from pyspark.sql import functions as F
-from pyspark.util import inheritable_thread_target
-from spark_cluster import CONNECT_SECONDS, eventually
-from spark_training import SECONDS, executor_of
+from spark_cluster import CONNECT_SECONDS
+from spark_training import wait_at_gate, with_a_killed_executor
 
 if find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
@@ -99,11 +93,8 @@ class Gate(keras.callbacks.Callback):
         self.folder = folder
 
     def on_epoch_begin(self, epoch, logs=None):
-        deadline = time.monotonic() + SECONDS
         if epoch == 1:
-            Path(self.folder, f"{os.getpid()}.waits").touch()
-            while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_at_gate(self.folder)
 
 
 def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
@@ -117,15 +108,7 @@ def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
         batch_size=16,
         callbacks=[Gate(str(tmp_path))],
     )
-    with ThreadPoolExecutor(1) as pool:
-        fit = pool.submit(inheritable_thread_target(spark)(lambda: estimator.fit(table(spark, 480))))
-        eventually(lambda: fit.done() or len(list(tmp_path.glob("*.waits"))) == 2, SECONDS)
-        assert not fit.done(), fit.result()
-        victim = psutil.Process(int(next(tmp_path.glob("*.waits")).stem))
-        executor_of(victim).kill()
-        eventually(lambda: not victim.is_running(), SECONDS)  # or else it might do all of its work before it ends
-        (tmp_path / "go").touch()
-        fitted = fit.result(SECONDS)
+    fitted = with_a_killed_executor(spark, lambda: estimator.fit(table(spark, 480)), tmp_path)
     history = fitted.getHistory()
     assert [record["epoch"] for record in history] == [0, 1, 2]
     assert history[0]["rows"] > 300

@@ -2,18 +2,13 @@
 
 import io
 import math
-import os
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import psutil
 import pytest
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
 from pyspark.util import inheritable_thread_target
-from spark_cluster import eventually
-from spark_training import SECONDS, executor_of
+from spark_training import wait_at_gate, with_a_killed_executor
 
 torch = pytest.importorskip("torch")
 
@@ -170,11 +165,8 @@ class Gate(FitCallback):
         self.folder = folder
 
     def on_epoch_begin(self, epoch):
-        deadline = time.monotonic() + SECONDS
         if epoch == 1:
-            Path(self.folder, f"{os.getpid()}.waits").touch()
-            while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_at_gate(self.folder)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -182,15 +174,7 @@ def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path, sharded)
     """At the beginning of its second epoch: the record of the first one stays, and the fit comes to its end."""
     gate = Gate(str(tmp_path))
     estimator = linear(epochs=3, min_num_proc=1, validation=0.2, callbacks=[gate], sharded=sharded)
-    with ThreadPoolExecutor(1) as pool:
-        fit = pool.submit(inheritable_thread_target(spark)(lambda: estimator.fit(points(spark))))
-        eventually(lambda: fit.done() or len(list(tmp_path.glob("*.waits"))) == 2, SECONDS)
-        assert not fit.done(), fit.result()
-        victim = psutil.Process(int(next(tmp_path.glob("*.waits")).stem))
-        executor_of(victim).kill()
-        eventually(lambda: not victim.is_running(), SECONDS)  # or else it might do all of its work before it ends
-        (tmp_path / "go").touch()
-        fitted = fit.result(SECONDS)
+    fitted = with_a_killed_executor(spark, lambda: estimator.fit(points(spark)), tmp_path)
     history = fitted.getHistory()
     assert [record["epoch"] for record in history] == [0, 1, 2]
     assert history[0]["rows"] > 400
