@@ -38,6 +38,7 @@ def test_the_reasons_are_those_of_the_messages(effect):
             assert words(ROWS[list(ParameterEffect).index(effect)][each.name]) == each.note
 
 
+@pytest.mark.leaves("environment")  # Lightning sets a variable when it is imported
 def test_lightning_has_a_table_of_what_differs():
     """With the reasons of the messages; a default is the one of the code."""
     pytest.importorskip("lightning")
