@@ -13,6 +13,7 @@ from collectives import InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.ops.objects import described
+from hvd_cluster.ops.rank_copies import Bytes, Kept, RowId
 from hvd_cluster.ops.structures import broadcast_structure
 
 
@@ -53,6 +54,14 @@ class Part(ABC):
     def needs_copies(self) -> bool:
         """Whether each commit makes a copy, because a loss in the next step may leave values of no commit."""
         return False
+
+    def partial(self, heavy: Any) -> Kept | None:
+        """The copy in ``heavy``, a result of :meth:`heavy`, if this rank has only some rows of it."""
+        return None
+
+    def rows(self) -> Mapping[RowId, Bytes]:
+        """The rows of copies that this rank can give to others."""
+        return {}
 
     def included(self) -> Sequence[object]:
         """The objects of other parts, such as parameters, whose values are in the next :meth:`heavy` of this one."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from collectives import InvalidRequestError, name_ranks
+from hvd_cluster.ops.rank_copies import CopyId, RowId
 
 Layout = Sequence[tuple[str, str]]
 """The name of each entry of a state, and its description, such as the shape and the dtype of a parameter."""
@@ -17,16 +18,17 @@ class StateReport:
     """A rank's part in the agreement.
 
     ``commit``: the number of its last commit; None for a newcomer, whose state was never that of the job. ``exact``:
-    whether its present state is exactly that commit. ``copy``: the commit of which it has a full copy. ``settled``:
-    nothing happened since the last sync that would make ranks differ, so the user wants the state of the first rank.
-    ``gives``: whether this rank can send its state. ``layout``: a digest of its :data:`Layout`. ``version``: that of
-    the library.
+    whether its present state is exactly that commit. ``copy``: the commit of which it has a full copy. ``partial``:
+    that of a copy of which it has only some rows. ``settled``: nothing happened since the last sync that would make
+    ranks differ, so the user wants the state of the first rank. ``gives``: whether this rank can send its state.
+    ``layout``: a digest of its :data:`Layout`. ``version``: that of the library.
     """
 
     rank: int
     commit: int | None
     exact: bool
     copy: int | None
+    partial: int | None
     settled: bool
     gives: bool
     layout: str
@@ -95,6 +97,41 @@ def _listed(texts: Mapping[int, str]) -> str:
     return ", ".join(f"{text} on {name_ranks(ranks)}" for text, ranks in groups.items())
 
 
+def need_rows(reports: Sequence[StateReport]) -> bool:
+    """Whether ranks must give each other rows of their copies before :func:`decide` can see them."""
+    return any(each.partial is not None for each in reports) and not all(each.settled for each in reports)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a rank has of copies that lie in rows. ``copies``: those of its own ``commit`` that are not whole, by part
+    of the state. ``held``: the rows that it can give, by part.
+    """
+
+    commit: int
+    copies: Mapping[str, CopyId]
+    held: Mapping[str, frozenset[RowId]]
+
+
+def senders_of_rows(told: Sequence[Rows]) -> tuple[int, Mapping[tuple[str, RowId], int]] | None:
+    """The latest commit whose copies the ranks, in their order, can make whole together: and the rank for each row.
+
+    None if they cannot make any. The first rank that has a row sends it.
+    """
+    holders = {
+        (part, row): rank
+        for rank, each in reversed(list(enumerate(told)))
+        for part, rows in each.held.items()
+        for row in rows
+    }
+    for commit in sorted({each.commit for each in told if each.copies}, reverse=True):
+        copies = {copy for each in told if each.commit == commit for copy in each.copies.items()}
+        wanted = [(part, RowId(copy, position)) for part, copy in copies for position in range(copy.size)]
+        if all(row in holders for row in wanted):
+            return commit, {row: holders[row] for row in wanted}
+    return None
+
+
 def decide(reports: Sequence[StateReport]) -> Recovery:
     """The same on all ranks, from the reports of all ranks in their order.
 
@@ -108,10 +145,7 @@ def decide(reports: Sequence[StateReport]) -> Recovery:
     offers = {report.rank: report.offer for report in veterans}
     commit = max((offer for report in veterans if report.gives and (offer := report.offer) is not None), default=None)
     if commit is None:
-        raise InvalidRequestError(
-            f"no rank can send a state: {name_ranks([report.rank for report in veterans])} of {len(reports)} have one, "
-            "without a commit to which they can go back, or with a handler that sends from rank 0 only; call commit()"
-        )
+        raise InvalidRequestError(_no_source(veterans, len(reports)))
     holders = [report for report in veterans if offers[report.rank] == commit]
     source = min((not report.exact, report.rank) for report in holders if report.gives)[1]
     return Recovery(
@@ -120,6 +154,20 @@ def decide(reports: Sequence[StateReport]) -> Recovery:
         frozenset(report.rank for report in reports) - {report.rank for report in holders},
         frozenset(report.rank for report in holders if not report.exact),
         max(report.commit or 0 for report in veterans) - commit,
+    )
+
+
+def _no_source(veterans: Sequence[StateReport], size: int) -> str:
+    ranks = name_ranks([report.rank for report in veterans])
+    partial = max((each.partial for each in veterans if each.partial is not None), default=None)
+    if partial is not None:
+        return (
+            f"the state of commit {partial} is lost: {ranks} of {size} have parts of it, and all hosts with a copy of "
+            "the others are gone; go on from a checkpoint, and give the sharded optimizer a larger redundancy"
+        )
+    return (
+        f"no rank can send a state: {ranks} of {size} have one, without a commit to which they can go back, or with a "
+        "handler that sends from rank 0 only; call commit()"
     )
 
 

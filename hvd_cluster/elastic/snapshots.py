@@ -11,7 +11,10 @@ from typing import Any
 from collectives import NotInitializedError
 from hvd_cluster.core import basics
 from hvd_cluster.elastic.parts import Part
+from hvd_cluster.elastic.recovery import Rows, senders_of_rows
 from hvd_cluster.elastic.steps import Cycle, Marks, needs_copy
+from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.ops.rank_copies import Kept
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,29 @@ class Snapshots:
     def copied(self) -> int | None:
         """The commit of the full copy."""
         return None if self._copy is None else self._copy.commit
+
+    def partial(self) -> dict[str, Kept]:
+        """The values of the full copy of which this rank has only some rows, by part."""
+        heavy = {} if self._copy is None else self._copy.heavy
+        return {
+            name: kept
+            for name, part in self._parts().items()
+            if name in heavy and (kept := part.partial(heavy[name])) is not None
+        }
+
+    def gather_rows(self) -> None:
+        """Make the latest copy whole that all ranks have together. A collective, which changes no present value."""
+        partial, rows = self.partial(), {name: part.rows() for name, part in self._parts().items()}
+        copies = {name: kept.id for name, kept in partial.items()}
+        own = Rows(self.copied or 0, copies, {name: frozenset(each) for name, each in rows.items()})
+        found = senders_of_rows(allgather_object(own, "state.rows_held"))
+        if found is None:
+            return
+        commit, senders = found
+        given = {(name, row): rows[name][row] for (name, row), rank in senders.items() if rank == basics.rank()}
+        received = {key: row for each in allgather_object(given, "state.rows") for key, row in each.items()}
+        for name, kept in partial.items() if self.copied == commit else ():
+            kept.add({row.position: data for (part, row), data in received.items() if part == name})
 
     @property
     def is_exact(self) -> bool:

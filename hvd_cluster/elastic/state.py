@@ -15,7 +15,15 @@ from hvd_cluster import __version__
 from hvd_cluster.core import basics
 from hvd_cluster.elastic import session
 from hvd_cluster.elastic.parts import Attributes, Part
-from hvd_cluster.elastic.recovery import Recovery, StateReport, check_versions, decide, difference, have_one_layout
+from hvd_cluster.elastic.recovery import (
+    Recovery,
+    StateReport,
+    check_versions,
+    decide,
+    difference,
+    have_one_layout,
+    need_rows,
+)
 from hvd_cluster.elastic.snapshots import Snapshots
 from hvd_cluster.ops.objects import allgather_object, broadcast_object
 
@@ -198,9 +206,13 @@ class ObjectState(State):
         self._in_doubt = True
 
     def restore(self) -> None:
-        """Go back to the last commit, or to the last full copy if parameters have changed since; then call sync()."""
+        """Go back to the last commit, or to the last full copy if parameters have changed since; then call sync().
+
+        A copy of which this rank has only a part comes back in sync().
+        """
         self._in_doubt = True
-        self._snapshots.go_back()
+        if not self._snapshots.partial():
+            self._snapshots.go_back()
         self._forget()
 
     @override
@@ -228,7 +240,11 @@ class ObjectState(State):
         After an error of this method a rank still has the state of its last commit or full copy.
         """
         is_settled, is_first = self._is_settled(), not self._synced
-        recovery = decide(self._reports(is_settled))
+        reports = self._reports(is_settled)
+        if need_rows(reports):
+            self._snapshots.gather_rows()
+            reports = self._reports(is_settled)
+        recovery = decide(reports)
         if not (is_settled or is_first):
             self._forget()
         self._follow(recovery)
@@ -287,13 +303,14 @@ class ObjectState(State):
 
     def _report(self, is_settled: bool, layout: str) -> StateReport:
         snapshots = self._snapshots
-        is_exact = snapshots.is_exact
+        is_exact, partial = snapshots.is_exact, snapshots.partial()
         snapshots.is_unsafe |= not is_exact
         return StateReport(
             rank=basics.rank(),
             commit=snapshots.commit if self._synced else None,
             exact=is_exact and self._synced,
-            copy=snapshots.copied if self._synced else None,
+            copy=snapshots.copied if self._synced and not partial else None,
+            partial=snapshots.copied if self._synced and partial else None,
             settled=is_settled,
             gives=all(part.gives for part in self._parts().values()),
             layout=layout,

@@ -32,11 +32,14 @@ class Options:
     sparse_as_dense: bool
     process_set: ProcessSet
     sharded: bool | str = False
+    redundancy: int | None = None
 
     def describe_groups(self, parameters: Sequence[Any]) -> str:
         """``groups`` and ``sharded`` as a text, the same on all ranks; ``parameters`` are those of the optimizer."""
         if self.sharded:
-            return f"sharded={self.sharded!r} {replace(self, sharded=False).describe_groups(parameters)}".strip()
+            others = replace(self, sharded=False, redundancy=None).describe_groups(parameters)
+            redundancy = "" if self.redundancy is None else f" redundancy={self.redundancy}"
+            return f"sharded={self.sharded!r}{redundancy} {others}".strip()
         if not isinstance(self.groups, list):
             return "" if self.groups is None else f"groups={self.groups}"
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
@@ -68,8 +71,24 @@ def check(options: Options) -> None:
         )
     if options.sharded not in (False, True, *PLACES):
         raise InvalidRequestError(f"sharded={options.sharded!r} must be False, True, {' or '.join(map(repr, PLACES))}")
+    _check_redundancy(options.redundancy, options.sharded)
     if op is ReduceOp.ADASUM:
         _check_adasum(options)
+
+
+def _check_redundancy(redundancy: Any, sharded: bool | str) -> None:
+    if redundancy is None:
+        return
+    if isinstance(redundancy, bool) or not isinstance(redundancy, int) or redundancy < 0:
+        raise InvalidRequestError(
+            f"redundancy={redundancy!r} must be None, for a copy on each host, or the number of other hosts with a "
+            "copy of each part, from 0 on"
+        )
+    if not sharded:
+        raise InvalidRequestError(
+            f"redundancy={redundancy} has a use with sharded only: each rank has the whole state without it; give "
+            "sharded=True, or leave out redundancy"
+        )
 
 
 def _written(op: ReduceOp) -> str:

@@ -33,7 +33,7 @@ class _Offer(NamedTuple):
 class HostMapping(NamedTuple):
     """``memory`` that the members on this host share; this member ``is_first`` of them, or not.
 
-    ``partners``: on each other host the member with the same place among those of its host, as its position in the set.
+    ``partners``: on each other host with as many members, the one with the same place, as its position in the set.
     """
 
     memory: npt.NDArray[np.uint8]
@@ -49,10 +49,13 @@ def shared_memory(
     A collective called ``name``. With ``each_host`` the members may be on several hosts, equally many on each, and
     those of one host share memory. It is freed with the last view of the last member there; nothing outlives them.
     """
+    problem = _problem(members_by_host(process_set), each_host)
+    return (None, problem) if problem else host_memory(nbytes, name, process_set)
+
+
+def host_memory(nbytes: int, name: str, process_set: ProcessSet) -> tuple[HostMapping | None, str]:
+    """As :func:`shared_memory` with ``each_host``, where ``nbytes`` and the number of members differ between hosts."""
     members, position = members_by_host(process_set), process_set.rank() or 0
-    problem = _problem(members, each_host)
-    if problem:
-        return None, problem
     own = next(each for each in members.values() if position in each)
     index, is_first = own.index(position), own[0] == position
     descriptor, offer = _create(nbytes) if is_first else (-1, _Offer())
@@ -68,7 +71,7 @@ def shared_memory(
         return None, found[0]
     memory[:TOKEN_BYTES] = 0  # the same zeros from each member, before any of them goes on
     allgather_object(None, f"{name}.ready", process_set)
-    partners = sorted(each[index] for each in members.values() if each is not own)
+    partners = sorted(each[index] for each in members.values() if each is not own and len(each) == len(own))
     return HostMapping(memory[:nbytes], is_first, partners), ""
 
 

@@ -11,11 +11,12 @@ import torch
 from collectives import InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.elastic.handlers import SnapshotHandler
+from hvd_cluster.ops.rank_copies import Bytes, Kept, RowId
 from hvd_cluster.ops.structures import mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvd_cluster.torch.optimizer.inventory import parameter_groups
 from hvd_cluster.torch.optimizer.shard import own_memory
-from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
+from hvd_cluster.torch.optimizer.sharded import KeptState, ShardedOptimizer
 from hvd_cluster.torch.optimizer.transfers import is_shared
 
 __all__ = ["ModelStateHandler", "OptimizerStateHandler"]
@@ -126,6 +127,14 @@ class OptimizerStateHandler(SnapshotHandler):
         """In a step of several ranks, each has updated its part before it hears of a loss."""
         has_others = basics.is_initialized() and basics.size() > 1
         return isinstance(self.value, ShardedOptimizer) and (self.value.is_divided or has_others)
+
+    @override
+    def partial(self, heavy: Any) -> Kept | None:
+        return heavy.copy if isinstance(heavy, KeptState) and not heavy.copy.is_whole else None
+
+    @override
+    def rows(self) -> Mapping[RowId, Bytes]:
+        return self.value.kept_rows() if isinstance(self.value, ShardedOptimizer) else {}
 
     @override
     def light(self) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import torch
 from collectives import HorovodInternalError, InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object, described, gather_object
-from hvd_cluster.ops.rank_copies import Kept, Packed, RankCopies
+from hvd_cluster.ops.rank_copies import Bytes, Kept, Packed, RankCopies, RowId
 from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
@@ -62,7 +62,7 @@ class KeptState(NamedTuple):
     included: Sequence[torch.Tensor]
 
     def read(self) -> Values:
-        """The parts of all ranks, in memory that may be overwritten later."""
+        """The parts of all ranks, in memory that may be overwritten later. InvalidRequestError if this lacks some."""
         return [mapped(each, unpacked_tensor) for each in self.copy.values()]
 
     def restored(self, values: Values) -> State:
@@ -373,11 +373,11 @@ class ShardedOptimizer(HookedOptimizer):
 
     def _present_copies(self) -> RankCopies:
         if self._copies is None:
-            self._copies = RankCopies(f"{NAME}.copies", self._options.process_set)
+            self._copies = RankCopies(f"{NAME}.copies", self._options.process_set, self._options.redundancy)
         return self._copies
 
     def _packed_parts(self, shard: ParameterShard) -> Packed:
-        memory = shard.own_memory if self._present_copies().is_shared else None
+        memory = shard.own_memory if self._present_copies().is_on_one_host else None
         return Packed.of(mapped((memory, self._own_parts()), packed_tensor))
 
     def _keep(self, packed: Packed, shard: ParameterShard, steps: int) -> None:
@@ -385,6 +385,10 @@ class ShardedOptimizer(HookedOptimizer):
         copy = self._present_copies().keep(packed)
         included = shard.parameters if packed.value[0] is not None else ()
         self._kept = KeptState(steps, copy, shard, deepcopy(self._others()), included)
+
+    def kept_rows(self) -> Mapping[RowId, Bytes]:
+        """The parts of ranks, of this world or the last one, of which this rank keeps copies."""
+        return {} if self._copies is None else self._copies.rows()
 
     @property
     def kept_state(self) -> KeptState:

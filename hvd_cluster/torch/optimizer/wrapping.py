@@ -35,6 +35,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     sharded: bool | str = False,
+    redundancy: int | None = None,
 ) -> torch.optim.Optimizer:
     """Wrap ``optimizer``: its ``step()`` works on gradients combined over all ranks of ``process_set``.
 
@@ -62,7 +63,8 @@ def DistributedOptimizer(
     With ``sharded`` each rank updates its own part of the parameters and has the state of that part only. All ranks
     start with equal parameters. On one host they lie in memory that the ranks share ("host"). Elsewhere each rank has
     its own copy, and the parts are exchanged after the step ("rank"). True takes the first if it is possible. Then
-    ``state_dict()`` is a collective, see :func:`full_state_dict` and docs/sharded.md.
+    ``state_dict()`` is a collective, see :func:`full_state_dict` and docs/sharded.md. In an elastic job the commits
+    copy each part to ``redundancy`` other hosts, or to all of them if it is None.
 
     With torch.amp.GradScaler call ``scaler.step(optimizer)`` as usual, or ``optimizer.synchronize()`` before
     ``scaler.unscale_(optimizer)``. InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
@@ -71,7 +73,14 @@ def DistributedOptimizer(
     given_groups = as_groups(groups, num_groups, torch.Tensor)
     check_passes(backward_passes_per_step)
     options = Options(
-        compression, choose_op(None, op), gradient_predivide_factor, given_groups, sparse_as_dense, process_set, sharded
+        compression,
+        choose_op(None, op),
+        gradient_predivide_factor,
+        given_groups,
+        sparse_as_dense,
+        process_set,
+        sharded,
+        redundancy,
     )
     check(options)
     names = given_names(parameter_groups(optimizer), named_parameters)

@@ -8,11 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.api import InvalidRequestError
-from hvd_cluster.elastic.recovery import StateReport, check_versions, decide, difference, have_one_layout
+from hvd_cluster.elastic.recovery import (
+    Rows,
+    StateReport,
+    check_versions,
+    decide,
+    difference,
+    have_one_layout,
+    need_rows,
+    senders_of_rows,
+)
+from hvd_cluster.ops.rank_copies import CopyId, RowId
 
 
-def report(rank, commit, exact=True, copy=0, settled=False, gives=True):
-    return StateReport(rank, commit, exact, copy, settled, gives, "layout", "1.0")
+def report(rank, commit, exact=True, copy=0, settled=False, gives=True, partial=None):
+    return StateReport(rank, commit, exact, copy, partial, settled, gives, "layout", "1.0")
 
 
 NEWCOMER = report(0, None, exact=False, copy=None)
@@ -68,6 +78,39 @@ def test_only_ranks_that_can_send_are_a_source():
     assert (found.source, found.commit, found.receivers) == (0, 7, {1})
     with pytest.raises(InvalidRequestError, match="no rank can send a state"):
         decide(numbered(NEWCOMER, report(0, 8, gives=False)))
+
+
+def test_ranks_that_have_parts_of_a_copy_only_are_no_source():
+    partial = report(0, 9, exact=False, copy=None, partial=9)
+    found = decide(numbered(partial, replace(partial, partial=None, copy=8)))
+    assert (found.source, found.commit, found.receivers, found.lost) == (1, 8, {0}, 1)
+    text = "the state of commit 9 is lost: ranks 0, 1 of 3 have parts of it, and all hosts with a copy"
+    with pytest.raises(InvalidRequestError, match=text):
+        decide(numbered(partial, partial, NEWCOMER))
+    assert need_rows([partial, NEWCOMER])
+    assert not need_rows([replace(partial, settled=True)])
+    assert not need_rows([report(0, 4), NEWCOMER])
+
+
+FIRST, SECOND = CopyId(7, 1, 2), CopyId(7, 2, 2)
+
+
+def rows(commit, copy, *held):
+    """Of a rank with a partial copy, if ``copy`` is not None; ``held`` are copies with positions."""
+    copies = {} if copy is None else {"optimizer": copy}
+    return Rows(commit, copies, {"optimizer": frozenset(RowId(*each) for each in held)})
+
+
+def test_the_latest_copy_whose_rows_are_all_there_counts():
+    told = [
+        rows(4, FIRST, (FIRST, 0), (SECOND, 0)),
+        rows(5, SECOND, (FIRST, 1), (SECOND, 0)),
+        rows(0, None, (SECOND, 1)),
+    ]
+    assert senders_of_rows(told) == (5, {("optimizer", RowId(SECOND, 0)): 0, ("optimizer", RowId(SECOND, 1)): 2})
+    assert senders_of_rows(told[:2]) == (4, {("optimizer", RowId(FIRST, 0)): 0, ("optimizer", RowId(FIRST, 1)): 1})
+    assert senders_of_rows(told[:1]) is None
+    assert senders_of_rows([told[2]]) is None
 
 
 def test_all_small_worlds():

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
+from collectives.api import InvalidRequestError
 from hvd_cluster.elastic import snapshots
 from hvd_cluster.ops import rank_copies
 from hvd_cluster.torch.elastic.state import TorchState
@@ -75,7 +76,7 @@ def agreed_batch(state):
 
 
 def live(worlds, cycle, batches, make_state=new_state):
-    """As ``elastic.run`` does, with the ``worlds`` in which this process is, (round, rank, size).
+    """As ``elastic.run`` does, with the ``worlds`` in which this process is, the arguments of ``go_to`` for each.
 
     Returns the batches with which it went on in each, and the parameters at the end.
     """
@@ -276,7 +277,7 @@ def die_half_way(row, *_):
 
 def live_apart(*arguments):
     """As on hosts that share no memory."""
-    rank_copies.shared_memory = lambda *_: (None, "they are apart")
+    rank_copies.host_memory = lambda *_: (None, "they are apart")
     return live(*arguments)
 
 
@@ -340,4 +341,87 @@ def test_a_lone_rank_of_a_sharded_optimizer_gives_its_last_commit_to_a_newcomer(
     outcomes = pool.run(lambda: live(places[process()], lone_cycle, 12, partial(new_state, sharded="host")))
     assert [seen for seen, _, _ in outcomes] == [[0, 9], [9]]
     for _, parameters, expected in outcomes:
+        torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
+
+
+HOSTS = {
+    **{number: [(0, number, 6, "aabbcc"), (1, number, 4, "aabb")] for number in (2, 3)},
+    **{number: [(0, number, 6, "aabbcc")] for number in (4, 5)},
+    0: [(0, 0, 6, "aabbcc"), (1, 0, 4, "aabb"), (2, 0, 3, "aad"), (3, 0, 2, "ad")],
+    1: [(0, 1, 6, "aabbcc"), (1, 1, 4, "aabb"), (2, 1, 3, "aad")],
+    6: [(2, 2, 3, "aad"), (3, 1, 2, "ad")],
+}
+"""Process 6 is a newcomer on a new host."""
+
+
+def host_cycle(state, folder):
+    """The ranks of a host are lost together: those of c after batch 4, those of b after 8; then one rank of a."""
+    step(state)
+    lost = {4: (4, 5), 8: (2, 3), 11: (1,)}.get(state.batch, ())
+    if lost:
+        (folder / f"{state.batch} {process()}").touch()
+        until(lambda: len(list(folder.glob(f"{state.batch} *"))) == hvd.size())
+        if process() in lost:
+            die()
+    commit(state)
+
+
+@pytest.mark.parametrize(
+    ("place", "redundancy", "run"), [(True, None, live), (True, 1, live), ("rank", 1, live_apart), ("rank", 2, live)]
+)
+def test_the_parts_of_a_lost_host_lie_on_another_one(fresh_pool, tmp_path, place, redundancy, run):
+    """No host has all parts with redundancy=1, so the ranks that are left give theirs to each other."""
+    pool = fresh_pool(7)
+    pool.run(process)
+    make_state = partial(new_state, sharded=place, redundancy=redundancy)
+    outcomes = pool.outcomes(lambda: run(HOSTS[process()], partial(host_cycle, folder=tmp_path), 14, make_state))
+    assert [each for number, each in enumerate(outcomes) if number not in (0, 6)] == [None] * 5
+    results = [outcomes[number].unwrap() for number in (0, 6)]
+    assert [seen for seen, _, _ in results] == [[0, 5, 9, 12], [9, 12]]
+    for _, parameters, expected in results:
+        torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_the_parts_of_a_lost_host_without_redundancy_are_lost_with_an_error(fresh_pool, tmp_path):
+    pool = fresh_pool(6)
+    pool.run(process)
+    cycle, make_state = partial(host_cycle, folder=tmp_path), partial(new_state, sharded=True, redundancy=0)
+    outcomes = pool.outcomes(lambda: live(HOSTS[process()], cycle, 14, make_state))
+    for each in outcomes[:4]:
+        with pytest.raises(InvalidRequestError, match=r"the state of commit 5 is lost: .* larger redundancy"):
+            each.unwrap()
+
+
+ONE_EACH = {0: [(0, 0, 6, "aabbcc"), (1, 0, 3, "abc")], 2: [(0, 2, 6, "aabbcc"), (1, 1, 3, "abc")]}
+ONE_EACH |= {4: [(0, 4, 6, "aabbcc"), (1, 2, 3, "abc")]} | {each: [(0, each, 6, "aabbcc")] for each in (1, 3, 5)}
+
+
+def restoring_cycle(state, folder):
+    """A rank of each host is lost at the same time. Later the script goes back to its last commit by hand."""
+    step(state)
+    if state.batch == 4:
+        (folder / str(process())).touch()
+        until(lambda: len(list(folder.iterdir())) == 6)
+        if process() % 2:
+            die()
+    if state.batch == 7 and not hasattr(state, "has_restored"):
+        state.has_restored = True
+        state.restore()
+        state.sync()
+        assert state.batch == 7
+        state.log.append(7)
+        state.model.calls += 1
+        step(state)
+    commit(state)
+
+
+def test_ranks_with_some_parts_only_go_back_together(fresh_pool, tmp_path):
+    """The parts of a killed rank lie on its own host, too; with redundancy=1 no rank has those of all."""
+    pool = fresh_pool(6)
+    pool.run(process)
+    cycle, make_state = partial(restoring_cycle, folder=tmp_path), partial(new_state, sharded=True, redundancy=1)
+    outcomes = pool.outcomes(lambda: live(ONE_EACH[process()], cycle, 10, make_state))
+    for rank in (0, 2, 4):
+        seen, parameters, expected = outcomes[rank].unwrap()
+        assert seen == [0, 5]
         torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)

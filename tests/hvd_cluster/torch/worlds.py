@@ -9,14 +9,18 @@ from collectives.settings import world_from_environment
 from hvd_cluster.core import basics
 
 
-def place(rank, size):
-    """On the one host of these worlds."""
-    return Topology(rank, size, rank, size, hosts=("localhost",) * size, cores=0)
+def place(rank, size, hosts=""):
+    """``hosts`` has a letter for the host of each rank; without it all are on one."""
+    names = tuple(hosts) or ("localhost",) * size
+    local_rank, local_size = names[:rank].count(names[rank]), names.count(names[rank])
+    return Topology(rank, size, local_rank, local_size, hosts=names, cores=0)
 
 
-def go_to(round, rank, size):
-    """Change to the world ``round``, as ``rank``."""
-    basics.change_world(replace(world_from_environment(os.environ), round=round, topology=place(rank, size)))
+def go_to(round, rank, size, hosts=""):
+    """Change to the world ``round``, as ``rank``; see :func:`place`."""
+    world = world_from_environment(os.environ)
+    host = hosts[rank] if hosts else world.host
+    basics.change_world(replace(world, round=round, topology=place(rank, size, hosts), host=host))
 
 
 def start_in(round, rank, size):

@@ -407,6 +407,9 @@ def check_bad_input():
         "SparseAdam needs sparse gradients": (torch.optim.SparseAdam, {"sharded": True}),
         "sharded='disk' must be False, True, 'host' or 'rank'": (momentum, {"sharded": "disk"}),
         "sharded=2 must be": (momentum, {"sharded": 2}),
+        "redundancy=-1 must be None, for a copy on each host, or": (momentum, {"sharded": True, "redundancy": -1}),
+        "redundancy=True must be None": (momentum, {"sharded": True, "redundancy": True}),
+        "redundancy=1 has a use with sharded only": (momentum, {"sharded": False, "redundancy": 1}),
     }
     if hvd.size() != 3:
         bad["so it cannot be sharded; use Average or Sum"] = (momentum, {"sharded": True, "op": hvd.Adasum})
