@@ -103,7 +103,7 @@ def need_rows(reports: Sequence[StateReport]) -> bool:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowReport:
     """What a rank has of copies that lie in rows. ``copies``: those of its own ``commit`` that are not whole, by part
     of the state. ``held``: the rows that it can give, by part.
     """
@@ -113,7 +113,7 @@ class Rows:
     held: Mapping[str, frozenset[RowId]]
 
 
-def senders_of_rows(told: Sequence[Rows]) -> tuple[int, Mapping[tuple[str, RowId], int]] | None:
+def senders_of_rows(told: Sequence[RowReport]) -> tuple[int, Mapping[tuple[str, RowId], int]] | None:
     """The latest commit whose copies the ranks, in their order, can make whole together: and the rank for each row.
 
     None if they cannot make any. The first rank that has a row sends it.

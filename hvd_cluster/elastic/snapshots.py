@@ -11,7 +11,7 @@ from typing import Any
 from collectives import NotInitializedError
 from hvd_cluster.core import basics
 from hvd_cluster.elastic.parts import Part
-from hvd_cluster.elastic.recovery import Rows, senders_of_rows
+from hvd_cluster.elastic.recovery import RowReport, senders_of_rows
 from hvd_cluster.elastic.steps import Cycle, Marks, needs_copy
 from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.ops.rank_copies import Kept
@@ -64,7 +64,7 @@ class Snapshots:
         """Make the latest copy whole that all ranks have together. A collective, which changes no present value."""
         partial, rows = self.partial(), {name: part.rows() for name, part in self._parts().items()}
         copies = {name: kept.id for name, kept in partial.items()}
-        own = Rows(self.copied or 0, copies, {name: frozenset(each) for name, each in rows.items()})
+        own = RowReport(self.copied or 0, copies, {name: frozenset(each) for name, each in rows.items()})
         found = senders_of_rows(allgather_object(own, "state.rows_held"))
         if found is None:
             return

@@ -83,7 +83,7 @@ class Packed(NamedTuple):
         return _aligned(HEAD_BYTES) + sum(map(_aligned, sizes))
 
 
-class Places(NamedTuple):
+class RowPlaces(NamedTuple):
     """Pure: where rows lie. ``groups`` are the members of each host; ``redundancy`` more hosts get each row.
 
     Those are the next ones in the order of the groups, and on each the member with the same place gets the row.
@@ -129,7 +129,7 @@ class RankCopies:
         self._name = name
         self._redundancy = redundancy
         self._family = self._number = 0
-        self._places = Places([range(process_set.size() or 1)], 0)
+        self._places = RowPlaces([range(process_set.size() or 1)], 0)
         self._sizes: Sequence[int] = ()
         self._turns: Sequence[Mapping[int, Bytes]] = ()
         self._kept: list[weakref.ref[_Copy] | None] = [None, None]
@@ -199,13 +199,13 @@ class RankCopies:
 
     def _allocate(self) -> None:
         hosts = list(members_by_host(self._process_set).values())
-        places = Places(hosts, self._copies_of(len(hosts)))
+        places = RowPlaces(hosts, self._copies_of(len(hosts)))
         kept = places.on_host(self._position)
         shared, problem = host_memory(2 * self._room(kept), f"{self._name}.memory", self._process_set)
         if shared is None:
             if self._redundancy is None or len(hosts) == 1:
                 hosts = [[member] for group in hosts for member in group]
-                places = Places(hosts, self._copies_of(len(hosts)))
+                places = RowPlaces(hosts, self._copies_of(len(hosts)))
             kept = sorted([self._position, *places.senders(self._position)])
         memory = np.zeros(2 * self._room(kept), np.uint8) if shared is None else shared.memory
         self._places, self._kept = places, [None, None]

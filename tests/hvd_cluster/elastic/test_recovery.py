@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from collectives.api import InvalidRequestError
 from hvd_cluster.elastic.recovery import (
-    Rows,
+    RowReport,
     StateReport,
     check_versions,
     decide,
@@ -98,7 +98,7 @@ FIRST, SECOND = CopyId(7, 1, 2), CopyId(7, 2, 2)
 def rows(commit, copy, *held):
     """Of a rank with a partial copy, if ``copy`` is not None; ``held`` are copies with positions."""
     copies = {} if copy is None else {"optimizer": copy}
-    return Rows(commit, copies, {"optimizer": frozenset(RowId(*each) for each in held)})
+    return RowReport(commit, copies, {"optimizer": frozenset(RowId(*each) for each in held)})
 
 
 def test_the_latest_copy_whose_rows_are_all_there_counts():

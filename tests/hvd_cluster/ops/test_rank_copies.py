@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_cluster.ops.rank_copies import Places
+from hvd_cluster.ops.rank_copies import RowPlaces
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.data())
@@ -13,7 +13,7 @@ def test_each_row_lies_on_as_many_other_hosts_as_asked(counts, data):
     bounds = [0, *accumulate(counts)]
     groups = [list(range(start, stop)) for start, stop in pairwise(bounds)]
     redundancy = data.draw(st.integers(0, len(groups) - 1))
-    places = Places(groups, redundancy)
+    places = RowPlaces(groups, redundancy)
     host_of = {member: number for number, group in enumerate(groups) for member in group}
     for member, host in host_of.items():
         receivers = places.receivers(member)
