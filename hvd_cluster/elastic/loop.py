@@ -154,9 +154,9 @@ class _Run:
 
     def _change_as_planned(self, interrupt: HostsUpdatedInterrupt) -> None:
         self._leave()
-        change = session.change_as_planned(self.has_reset)
-        self._resets = change.resets
-        self._skip_sync = change.together and interrupt.skip_sync and getattr(self._state, "_is_complete", True)
+        skips_sync = interrupt.skip_sync and getattr(self._state, "_is_complete", True)
+        change = session.change_as_planned(self.has_reset, skips_sync)
+        self._resets, self._skip_sync = change.resets, change.skips_sync
 
     def give(self, change: session.Change) -> None:
         """Agree on one state in a world with newcomers, the one after ``change``."""
@@ -189,6 +189,8 @@ class _Run:
             self._state.sync()
         if self._is_new and self._resets:
             self._reset()
+        if not self._skip_sync:
+            session.await_others()
         session.formed(self._since, getattr(self._state, "lost_commits", 0), self._shared_layout)
         self._is_new = False
 

@@ -27,6 +27,7 @@ from hvd_cluster.core.worlds import RemovedError
 from hvd_cluster.elastic.notice import heed_notice, tell_of_uncaught
 from hvd_cluster.elastic.sampler import samplers
 from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.ops.submission import barrier
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,12 @@ logger = logging.getLogger(__name__)
 class Change:
     """This process is in another world now; the same on all of its ranks.
 
-    ``resets``: whether the state of any rank has code of the user to run after a change. ``together``: whether the
-    ranks left the world before together, so that they have one state.
+    ``resets``: whether the state of any rank has code of the user to run after a change. ``skips_sync``: whether no
+    rank needs a sync, because all left the world before together with one state.
     """
 
     resets: bool
-    together: bool = False
+    skips_sync: bool = False
 
 
 def is_elastic() -> bool:
@@ -113,7 +114,7 @@ def enter(layout: Callable[[], str], resets: bool) -> Change | None:
     tell_of_uncaught(worlds)
     if not worlds.is_alone:
         return None
-    return Change(_go_to(partial(worlds.join, layout()), resets))
+    return _go_to(partial(worlds.join, layout()), resets)
 
 
 def change_after(error: HorovodInternalError, resets: bool) -> Change:
@@ -122,19 +123,20 @@ def change_after(error: HorovodInternalError, resets: bool) -> Change:
     if worlds is None or worlds.is_over:
         raise error
     logger.info("round %d: %s", worlds.round, error)
-    return Change(_go_to(lambda: worlds.after(error), resets))
+    return _go_to(lambda: worlds.after(error), resets)
 
 
-def change_as_planned(resets: bool) -> Change:
-    """Go on to the next world after a HostsUpdatedInterrupt. ``resets``: see :func:`enter`."""
+def change_as_planned(resets: bool, skips_sync: bool) -> Change:
+    """Go on to the next world after a HostsUpdatedInterrupt. ``resets``: see :func:`enter`.
+
+    ``skips_sync``: whether this rank needs no sync, if the ranks come together.
+    """
     worlds = basics.worlds()
     if worlds is None:
         basics.shutdown()
         basics.init()
-        return Change(resets, together=True)
-    before = worlds.round
-    resets = _go_to(worlds.planned, resets)
-    return Change(resets, worlds.came_together(before))
+        return Change(resets, skips_sync)
+    return _go_to(worlds.planned, resets, worlds.round if skips_sync else None)
 
 
 def come_back(round: int, resets: bool) -> Change | None:
@@ -142,7 +144,7 @@ def come_back(round: int, resets: bool) -> Change | None:
     not elastic. ``resets``: see :func:`enter`.
     """
     worlds = basics.worlds()
-    return None if worlds is None else Change(_go_to(partial(worlds.world_from, round), resets))
+    return None if worlds is None else _go_to(partial(worlds.world_from, round), resets)
 
 
 def notice_loss() -> None:
@@ -161,6 +163,16 @@ def cut_off_since() -> float:
     except NotInitializedError:
         since = None
     return time.monotonic() if since is None else since
+
+
+def await_others() -> None:
+    """Return when all ranks of the present world have the state.
+
+    The driver takes each rank of a world that has formed for one that can give the state to others. The rank that
+    sends it is ready first: if it were lost, or done, the others would begin from the start.
+    """
+    if basics.worlds() is not None:
+        barrier()
 
 
 def formed(since: float, lost: int, layout: Callable[[], str]) -> None:
@@ -185,22 +197,26 @@ def returned() -> None:
             worlds.tell_returned()
 
 
-def _go_to(find: Callable[[], World], resets: bool) -> bool:
-    """Returns whether any rank of the world has ``resets``."""
-    before = basics.rank(), basics.size()
+def _go_to(find: Callable[[], World], resets: bool, left: int | None = None) -> Change:
+    """The change to the world that is found. ``left``: the round of the world that this rank has left by plan, with
+    a state that needs no sync.
+
+    A rank that was cut off in the last step of that world needs a sync, though others do not.
+    """
+    before, worlds = (basics.rank(), basics.size()), basics.worlds()
     with _leaving_if_removed():
         while True:
             basics.change_world(find())
             try:
-                told = _agree(resets)
+                told = _agree(resets, left is not None and worlds is not None and worlds.came_together(left))
             except MismatchError:
                 raise
             except HorovodInternalError as error:
                 find = partial(_after, error)
             else:
-                _check_call([call for call, _ in told])
+                _check_call([call for call, _, _ in told])
                 samplers.begin_world(before)
-                return any(others for _, others in told)
+                return Change(any(each for _, each, _ in told), all(each for _, _, each in told))
 
 
 def _after(error: HorovodInternalError) -> World:
@@ -231,18 +247,18 @@ def _came_too_late() -> bool:
     return worlds is not None and worlds.is_alone and worlds.is_over
 
 
-def _agree(resets: bool) -> list[tuple[int, bool]]:
+def _agree(resets: bool, skips_sync: bool) -> list[tuple[int, bool, bool]]:
     """Register the process sets of rank 0 again, as far as this world has their ranks.
 
-    Returns the call of each rank, and its ``resets``.
+    Returns the call of each rank, its ``resets`` and its ``skips_sync``.
     """
     own, worlds = {tuple(entry.ranks or ()): entry for entry in basics.wanted_sets()}, basics.worlds()
     sets = list(own) if basics.rank() == 0 else []
-    told = allgather_object((sets, worlds.call if worlds else 0, resets), "elastic.sets")
+    told = allgather_object((sets, worlds.call if worlds else 0, resets, skips_sync), "elastic.sets")
     for ranks in told[0][0]:
         if max(ranks) < basics.size():
             basics.renew_process_set(own.get(ranks) or ProcessSet(ranks))
-    return [(call, others) for _, call, others in told]
+    return [each[1:] for each in told]
 
 
 def _check_call(calls: Sequence[int]) -> None:

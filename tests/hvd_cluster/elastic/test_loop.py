@@ -47,6 +47,7 @@ def worlds(monkeypatch):
     found = Worlds()
     monkeypatch.setattr(basics, "worlds", lambda: found)
     monkeypatch.setattr(basics, "rank", lambda: 0)
+    monkeypatch.setattr(session, "barrier", lambda: None)
     return found
 
 
@@ -70,6 +71,14 @@ def test_nobody_else_computes_it(worlds, monkeypatch, rank, is_elastic):
     run._skip_sync = True
     run._begin()
     assert (run._state.digests, worlds.reports) == (0, [])
+
+
+def test_rank_0_does_not_tell_while_another_rank_may_lack_the_state(worlds, monkeypatch):
+    """The driver would take that rank for one that can go on alone."""
+    monkeypatch.setattr(session, "barrier", lambda: _raise(HorovodInternalError("lost rank 1")))
+    with pytest.raises(HorovodInternalError, match="lost rank 1"):
+        loop._Run(Trained())._begin()
+    assert worlds.reports == []
 
 
 def test_a_sync_keeps_the_layout_that_it_has_compared(worlds, monkeypatch):

@@ -113,8 +113,23 @@ def test_the_ranks_register_the_process_sets_of_rank_0_which_alone_sends_them(ra
     monkeypatch.setattr(basics, "wanted_sets", lambda: [own])
     monkeypatch.setattr(basics, "renew_process_set", renewed.append)
     monkeypatch.setattr(
-        session, "allgather_object", lambda value, _: told.append(value) or [([(0, 1)], 2, False), ([], 1, True)]
+        session,
+        "allgather_object",
+        lambda value, _: told.append(value) or [([(0, 1)], 2, False, True), ([], 1, True, False)],
     )
-    assert session._agree(resets=False) == [(2, False), (1, True)]
-    assert told == [(sent, 2, False)]
+    assert session._agree(resets=False, skips_sync=True) == [(2, False, True), (1, True, False)]
+    assert told == [(sent, 2, False, True)]
     assert renewed == [own]
+
+
+@pytest.mark.parametrize("other_skips", [True, False])
+@pytest.mark.parametrize("own_skips", [True, False])
+def test_ranks_skip_the_sync_only_together(monkeypatch, own_skips, other_skips):
+    """A rank that was cut off in the last step of a world, where others have made it, needs a sync with them."""
+    worlds = SimpleNamespace(planned=lambda: "world 1", came_together=lambda left: left == 0, round=0, call=1)
+    monkeypatch.setattr(basics, "worlds", lambda: worlds)
+    monkeypatch.setattr(basics, "change_world", lambda world: None)
+    monkeypatch.setattr(basics, "rank", lambda: 1)
+    monkeypatch.setattr(basics, "size", lambda: 2)
+    monkeypatch.setattr(session, "allgather_object", lambda told, name: [(*told[:3], other_skips), told])
+    assert session.change_as_planned(False, own_skips).skips_sync == (own_skips and other_skips)

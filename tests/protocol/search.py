@@ -1,0 +1,165 @@
+"""All states of a small job, in the order of the number of events before them; or those on random ways."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from executors.membership import Limits
+from tests.protocol.driver_states import DriverStates, silence
+from tests.protocol.ranks import Protocol, Violation
+
+
+@dataclass
+class Found:
+    """What a search has seen. ``cut`` counts the states whose followers were left out, because they are too many."""
+
+    states: int = 0
+    drivers: int = 0
+    cut: int = 0
+    ends: dict = field(default_factory=dict)
+    """Each end, with the number of ways to it and one of them."""
+
+    def __str__(self):
+        ends = [f"{count:8d} x {end or 'success'}" for end, (count, _) in sorted(self.ends.items(), key=str)]
+        return "\n".join([f"{self.states} states, {self.drivers} of the driver, {self.cut} not followed", *ends])
+
+
+class Search:
+    """From ``first`` on, through up to ``most`` states. Raises Violation with the way to the fault."""
+
+    def __init__(self, protocol, first, most, rounds=8):
+        self._protocol = protocol
+        self._most = most
+        self._rounds = rounds
+        self._numbers = {first: 0}
+        self._states = [first]
+        self._origins = [(None, "")]
+        self._calm = {}  # the followers of each state without further faults
+        self.found = Found()
+
+    def run(self):
+        queue = deque([0])
+        while queue:
+            number = queue.popleft()
+            job = self._states[number]
+            if job.end != "":
+                self._count_end(number, job.end)
+                continue
+            if len(self._states) > self._most or len(job.worlds) > self._rounds:
+                self.found.cut += 1
+                continue
+            queue.extend(self._follow(number, job))
+        self.found.states, self.found.drivers = len(self._states), len(self._protocol.drivers)
+        self._check_ends()
+        return self.found
+
+    def _follow(self, number, job):
+        fresh = []
+        try:
+            calm, faults = self._protocol.followers(job), list(self._protocol.faults(job))
+        except Violation as violation:
+            raise Violation(f"{violation} after {self.story(number)}") from violation
+        if not calm:
+            raise Violation(f"nothing can happen any more after {self.story(number)}: {job}")
+        self._calm[number] = [self._number(follower, number, name, fresh) for name, follower in calm]
+        for name, follower in faults:
+            self._number(follower, number, name, fresh)
+        return fresh
+
+    def _number(self, job, origin, name, fresh):
+        number = self._numbers.setdefault(job, len(self._states))
+        if number == len(self._states):
+            self._states.append(job)
+            self._origins.append((origin, name))
+            fresh.append(number)
+        return number
+
+    def _count_end(self, number, end):
+        count, story = self.found.ends.get(end, (0, self.story(number)))
+        self.found.ends[end] = count + 1, story
+
+    def story(self, number):
+        """The events that lead to a state."""
+        names = []
+        while number is not None:
+            number, name = self._origins[number]
+            names.append(name)
+        return names[-2::-1]
+
+    def _check_ends(self):
+        """From each state whose followers are all known, an end must be near without any further fault."""
+        origins = {}
+        for number, followers in self._calm.items():
+            for follower in followers:
+                origins.setdefault(follower, []).append(number)
+        ending = [number for number in range(len(self._states)) if number not in self._calm]
+        reached = set(ending)
+        while ending:
+            for origin in origins.get(ending.pop(), ()):
+                if origin not in reached:
+                    reached.add(origin)
+                    ending.append(origin)
+        stuck = sorted(self._calm.keys() - reached)
+        if stuck:
+            raise Violation(f"the job goes on for ever after {self.story(stuck[0])}: {self._states[stuck[0]]}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job on hosts with ``slots``, of so many ranks, with so many ``faults``, and the planned ``changes`` in order.
+
+    If it ``trains``, all of that comes after the start of the job.
+    """
+
+    slots: dict[str, int]
+    least: int = 1
+    most: int = 4
+    faults: int = 1
+    changes: tuple = ()
+    steps: int = 2
+    trains: bool = False
+
+    def begin(self, rules=None):
+        """The protocol, and the first state."""
+        silence()
+        limits = Limits(sum(self.slots.values()), self.least, self.most, timeout=5.0)
+        protocol = Protocol(DriverStates(limits), self.steps, rules)
+        first = protocol.training if self.trains else protocol.first
+        return protocol, first(self.slots, self.faults, self.changes)
+
+    def search(self, most_states=10**6, rules=None):
+        """All ways. Raises Violation."""
+        return Search(*self.begin(rules), most_states).run()
+
+    def walk(self, seed, count):
+        """So many random ways. Raises Violation."""
+        protocol, first = self.begin()
+        found, seen, choices = Found(), {first}, random.Random(seed)
+        for _ in range(count):
+            end, story = _way(protocol, first, choices, seen)
+            number, shown = found.ends.get(end, (0, story))
+            found.ends[end] = number + 1, shown
+        found.states, found.drivers = len(seen), len(protocol.drivers)
+        return found
+
+
+LONGEST_WAY = 2000
+FAULT_CHANCE = 0.08
+
+
+def _way(protocol, job, choices, seen):
+    """The end of one random way, and its events."""
+    story = []
+    for _ in range(LONGEST_WAY):
+        if job.end != "":
+            return job.end, story
+        try:
+            calm, faults = protocol.followers(job), list(protocol.faults(job))
+        except Violation as violation:
+            raise Violation(f"{violation} after {story}") from violation
+        if not calm:
+            raise Violation(f"nothing can happen any more after {story}: {job}")
+        name, job = choices.choice(faults if faults and choices.random() < FAULT_CHANCE else calm)
+        story.append(name)
+        seen.add(job)
+    raise Violation(f"the job has no end after {story[:200]}")
