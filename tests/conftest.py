@@ -1,10 +1,13 @@
 """After every test nothing that it started or opened is left."""
 
+import contextlib
 import gc
+import glob
 import os
 import sys
 import threading
 import time
+from functools import partial
 from multiprocessing import forkserver, process, resource_tracker, synchronize
 
 import psutil
@@ -81,10 +84,22 @@ def _threads():
 def _processes():
     # Multiprocessing keeps these for as long as this process lives.
     own = (resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid)
-    children = {child for child in psutil.Process().children(recursive=True) if child.pid not in own}
-    # A cluster of Ray that later tests use starts and ends processes whenever it likes.
-    nodes = {child.pid for child in children if _of(child.name) == "raylet"}
-    return {child for child in children if _of(child.ppid) not in nodes}
+    found, waiting = set(), _children_of(os.getpid())
+    while waiting:
+        child = _of(partial(psutil.Process, waiting.pop()))
+        found |= {child} - {None}
+        # A cluster of Ray that later tests use starts and ends processes whenever it likes.
+        waiting += _children_of(child.pid) if child and _of(child.name) != "raylet" else []
+    return {child for child in found if child.pid not in own}
+
+
+def _children_of(pid):
+    """Their ids, which the system knows for each thread: to look at all processes of the machine takes milliseconds."""
+    found = []
+    for path in glob.iglob(f"/proc/{pid}/task/*/children"):
+        with contextlib.suppress(OSError), open(path) as file:
+            found += map(int, file.read().split())
+    return found
 
 
 def _of(question):

@@ -2,8 +2,10 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,21 @@ def test_a_file_is_of_the_job_that_maps_it(mark, is_ours):
         found = path.name in LOOK["shared_memory"]()
         shell.communicate("\n", timeout=60)
     assert found is is_ours
+
+
+def test_processes_below_others_are_found():
+    before = LOOK["processes"]()
+    context = multiprocessing.get_context("forkserver")
+    command = ["sh", "-c", "sleep 60 & wait"]
+    forked = context.Process(target=time.sleep, args=(60,))
+    forked.start()
+    with subprocess.Popen(command, process_group=0) as shell:
+        deadline = time.monotonic() + 60
+        while len(LOOK["processes"]() - before) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found = {each.pid for each in LOOK["processes"]() - before}
+        os.killpg(shell.pid, signal.SIGKILL)
+    forked.kill()
+    forked.join()
+    assert len(found) == 3
+    assert {forked.pid, shell.pid} <= found

@@ -86,7 +86,7 @@ def check_a_tape_with_local_variables_and_none():
         np.testing.assert_allclose(local, [2 * (1.0 + hvd.rank()) / hvd.size()] * 4)
 
 
-@pytest.mark.parametrize("ranks", [3], indirect=True)
+@pytest.mark.parametrize("ranks", [2], indirect=True)
 @each_check(globals())
 def test_training(ranks, check):
     ranks.run(check)
