@@ -133,6 +133,7 @@ class RankCopies:
         self._sizes: Sequence[int] = ()
         self._turns: Sequence[Mapping[int, Bytes]] = ()
         self._kept: list[weakref.ref[_Copy] | None] = [None, None]
+        self._copies: weakref.WeakSet[_Copy] = weakref.WeakSet()
 
     @property
     def is_on_one_host(self) -> bool:
@@ -158,13 +159,15 @@ class RankCopies:
         allgather_object(None, f"{self._name}.written", self._process_set)
         kept = _Copy(CopyId(self._family, self._number, len(self._sizes)), rows)
         self._kept[turn] = weakref.ref(kept)
+        self._copies.add(kept)
         return kept
 
     def rows(self) -> dict[RowId, Bytes]:
-        """Those that lie in the memory of this rank now, of both turns."""
+        """Those that this rank has now: of both turns, and of copies in earlier memory that are still needed."""
+        memories = [*self._turns, *(copy.rows for copy in self._copies)]
         return {
             RowId(CopyId(self._family, number, len(self._sizes)), position): row[:nbytes]
-            for rows in self._turns
+            for rows in memories
             for position, row in rows.items()
             for number, nbytes in [_head(row)[:2]]
             if number > 0
@@ -259,14 +262,14 @@ class _Copy:
 
     def __init__(self, id: CopyId, rows: Mapping[int, Bytes]) -> None:
         self.id = id
-        self._rows = dict(rows)
+        self.rows = dict(rows)
 
     @property
     def is_whole(self) -> bool:
-        return len(self._rows) == self.id.size
+        return len(self.rows) == self.id.size
 
     def add(self, rows: Mapping[int, Bytes]) -> None:
-        self._rows = {**rows, **self._rows}
+        self.rows = {**rows, **self.rows}
 
     def values(self) -> list[Any]:
         if not self.is_whole:
@@ -274,7 +277,7 @@ class _Copy:
                 "the state of the sharded optimizer lies in parts on several hosts, so this rank cannot go back to its "
                 "last commit alone; call sync() of the elastic state on all ranks"
             )
-        return [_read(self._rows[position], self.id.number) for position in range(self.id.size)]
+        return [_read(self.rows[position], self.id.number) for position in range(self.id.size)]
 
 
 def _aligned(size: int) -> int:

@@ -245,9 +245,9 @@ class Protocol:
             for number, each in enumerate(members)
         ]
         found = decide(reports)
-        is_known = self.drivers.state(job.driver).has_formed
+        is_new = found.present and self.drivers.state(job.driver).has_formed  # a job that has begun begins again
         has_it = any(each.is_alive and (each.commit or 0) >= job.floor for each in job.ranks)
-        if found.commit < job.floor and (is_known or has_it):
+        if found.commit < job.floor and (is_new or has_it):
             raise Violation(f"world {members[0].round} begins with commit {found.commit}, but {job.floor} was there")
         if len({each.skips for each in members}) > 1 and not self._rules.agree_on_skips:
             raise Violation("some ranks skip the sync, and others do not")

@@ -425,3 +425,45 @@ def test_ranks_with_some_parts_only_go_back_together(fresh_pool, tmp_path):
         seen, parameters, expected = outcomes[rank].unwrap()
         assert seen == [0, 5]
         torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
+
+
+class Growing(torch.optim.SGD):
+    """Has more state for each parameter from the fifth step on."""
+
+    hvd_element_wise = True
+    steps = 0
+
+    def step(self, closure=None):
+        super().step(closure)
+        Growing.steps += 1
+        for group in self.param_groups:
+            for each in group["params"] if Growing.steps > 4 else ():
+                self.state[each] |= {name: torch.zeros_like(each) for name in ("more", "even more")}
+
+
+def growing(model):
+    return Growing(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def dying_there(*_):
+    die()
+
+
+def growing_cycle(state):
+    """A host is lost while the ranks make the first copy that needs new memory."""
+    dies = state.batch == 4 and process() in (4, 5)
+    with mock.patch.object(rank_copies.RankCopies, "_send", side_effect=dying_there) if dies else nullcontext():
+        step(state)
+    commit(state)
+
+
+def test_a_copy_in_the_memory_before_is_not_lost(fresh_pool):
+    pool = fresh_pool(6)
+    pool.run(process)
+    make_state = partial(new_state, growing, sharded=True, redundancy=1)
+    places = {**HOSTS, **{each: HOSTS[each][:2] for each in (0, 1)}}
+    outcomes = pool.outcomes(lambda: live(places[process()], growing_cycle, 8, make_state))
+    for rank in range(4):
+        seen, parameters, expected = outcomes[rank].unwrap()
+        assert seen == [0, 4]
+        torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
