@@ -261,7 +261,7 @@ class Membership:
             return
         unrepaired = self._losses.unrepaired()
         if not self._is_finishing:
-            self._end(f"every worker with the state of the training is lost. The last failure: {self._last_failure}")
+            self._end(". ".join(["every worker with the state of the training is lost", *self._cause()]))
         elif unrepaired:
             self._end(f"no worker is left that could go on without {', '.join(unrepaired)}", unrepaired)
         else:
@@ -500,8 +500,11 @@ class Membership:
     def _shortage(self, circumstances: str) -> str:
         alive = self._alive(self.published.workers)
         has = f"the job has {len(alive)} of at least {self._needed()} workers (hosts: {self._hosts}){circumstances}"
-        failure = [f"The last failure: {self._last_failure}"] if self._last_failure else []
-        return ". ".join([has, *failure, *self._hosts.problems()])
+        return ". ".join([has, *self._cause(), *self._hosts.problems()])
+
+    def _cause(self) -> list[str]:
+        """A sentence about the last failure; the loss of a worker of a host that leaves is none."""
+        return [f"The last failure: {self._last_failure}"] if self._last_failure else []
 
     def _next_moment(self) -> float | None:
         times = (*self._hosts.openings(), *self._hosts.departures())

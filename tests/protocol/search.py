@@ -75,6 +75,7 @@ class Search:
         return number
 
     def _count_end(self, number, end):
+        require_reason(end)
         count, story = self.found.ends.get(end, (0, self.story(number)))
         self.found.ends[end] = count + 1, story
 
@@ -143,6 +144,12 @@ class Case:
         return found
 
 
+def require_reason(end):
+    """A text must not announce what does not follow."""
+    if end is not None and end.endswith(": "):
+        raise Violation(f"an error without its reason: {end!r}")
+
+
 LONGEST_WAY = 2000
 FAULT_CHANCE = 0.08
 
@@ -152,6 +159,7 @@ def _way(protocol, job, choices, seen):
     story = []
     for _ in range(LONGEST_WAY):
         if job.end != "":
+            require_reason(job.end)
             return job.end, story
         try:
             calm, faults = protocol.followers(job), list(protocol.faults(job))
