@@ -104,8 +104,8 @@ def need_rows(reports: Sequence[StateReport]) -> bool:
 
 @dataclass(frozen=True)
 class RowReport:
-    """What a rank has of copies that lie in rows. ``copies``: those of its own ``commit`` that are not whole, by part
-    of the state. ``held``: the rows that it can give, by part.
+    """A rank tells of its rows. ``copies``: the copies of its own ``commit`` that are not whole, by part of the state.
+    ``held``: the rows that it can give, by part.
     """
 
     commit: int

@@ -129,7 +129,7 @@ class RankCopies:
         self._name = name
         self._redundancy = redundancy
         self._family = self._number = 0
-        self._places = RowPlaces([range(process_set.size() or 1)], 0)
+        self._places = RowPlaces(list(members_by_host(process_set).values()), 0)
         self._sizes: Sequence[int] = ()
         self._turns: Sequence[Mapping[int, Bytes]] = ()
         self._kept: list[weakref.ref[_Copy] | None] = [None, None]
@@ -137,7 +137,7 @@ class RankCopies:
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether all ranks share the memory; True before the first copy."""
+        """Whether all ranks share the memory; before the first copy, whether they are on one host."""
         return len(self._places.groups) == 1
 
     @property

@@ -5,6 +5,7 @@ import sys
 import time
 
 from tests.protocol.cases import EXHAUSTIVE, RANDOM
+from tests.protocol.driver_states import silence
 from tests.protocol.ranks import Violation
 
 
@@ -15,6 +16,7 @@ def main():
     parser.add_argument("--ways", type=int, default=10**4, help="how many random ways (default: 10,000)")
     parser.add_argument("--seed", type=int, default=0, help="of the random ways (default: 0)")
     arguments = parser.parse_args()
+    silence()
     names = [*EXHAUSTIVE, *RANDOM] if arguments.case == "all" else [arguments.case]
     return max([_run(name, arguments) for name in names])
 

@@ -17,7 +17,7 @@ AGREE, SHARE, MEET, STEP = range(4)
 class Rank(NamedTuple):
     """A worker. ``phase`` is one of
 
-    * imports, told, waits: a newcomer until it has its first world
+    * imports, waits: a newcomer until it has its first world
     * runs: in the collective ``op`` of the world ``round``
     * plans: it has left its world together with the others, and waits for the world ``op``
     * failed: a collective of ``round`` has failed, where the ranks ``lost`` had ended; ``has_told`` the driver so
@@ -95,7 +95,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Rules:
-    """What the ranks do; without one of these a search finds a fault.
+    """Rules that the ranks follow; a search finds a fault where one of them is left out.
 
     ``agree_on_skips``: they tell each other whether they need a sync. ``meet``: rank 0 tells that a world has formed
     when all have the state.
@@ -106,7 +106,7 @@ class Rules:
 
 
 class Protocol:
-    """What may happen in a job of ``drivers``, whose ranks make ``steps`` steps."""
+    """The events that are possible in each state of a job of ``drivers``, whose ranks make ``steps`` steps."""
 
     def __init__(self, drivers, steps, rules=None):
         self.drivers = drivers
@@ -178,7 +178,7 @@ class Protocol:
             yield "late alarm", self._told(job, ("ring",))
 
     def faults(self, job):
-        """What comes from outside."""
+        """Kills and planned changes, with the state after each."""
         for rank in job.ranks if job.faults else ():
             if rank.is_alive:
                 killed = job._replace(faults=job.faults - 1).having(rank._replace(phase="dead"))

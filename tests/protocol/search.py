@@ -5,13 +5,13 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from executors.membership import Limits
-from tests.protocol.driver_states import DriverStates, silence
+from tests.protocol.driver_states import DriverStates
 from tests.protocol.ranks import Protocol, Violation
 
 
 @dataclass
 class Found:
-    """What a search has seen. ``cut`` counts the states whose followers were left out, because they are too many."""
+    """The result of a search. ``cut`` counts the states whose followers were left out, because they are too many."""
 
     states: int = 0
     drivers: int = 0
@@ -122,7 +122,6 @@ class Case:
 
     def begin(self, rules=None):
         """The protocol, and the first state."""
-        silence()
         limits = Limits(sum(self.slots.values()), self.least, self.most, timeout=5.0)
         protocol = Protocol(DriverStates(limits), self.steps, rules)
         first = protocol.training if self.trains else protocol.first
@@ -133,7 +132,7 @@ class Case:
         return Search(*self.begin(rules), most_states).run()
 
     def walk(self, seed, count):
-        """So many random ways. Raises Violation."""
+        """Go ``count`` random ways. Raises Violation."""
         protocol, first = self.begin()
         found, seen, choices = Found(), {first}, random.Random(seed)
         for _ in range(count):

@@ -1,10 +1,23 @@
 """The real driver beside a model of the ranks: no way leads to a job that stops, loses a step, or fails to agree."""
 
+import logging
+
 import pytest
 
 from tests.protocol.cases import EXHAUSTIVE, RANDOM, notice
+from tests.protocol.driver_states import silence
 from tests.protocol.ranks import Rules, Violation
 from tests.protocol.search import Case
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """The driver tells of each loss, which is no news here; other tests look at its log."""
+    executors = logging.getLogger("executors")
+    level = executors.level
+    silence()
+    yield
+    executors.setLevel(level)
 
 
 @pytest.mark.parametrize("name", ["a newcomer", "a host leaves"])
