@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import startup
 from tests.conftest import LOOK
 from tests.shared_memory import MARK
 
@@ -79,3 +80,29 @@ def test_processes_below_others_are_found():
     forked.join()
     assert len(found) == 3
     assert {forked.pid, shell.pid} <= found
+
+
+EAGER_AND_COMPILED = """
+import sys
+import torch
+
+parameter = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([parameter], lr=0.5)
+parameter.sum().backward()
+optimizer.step()
+print(type(sys.modules["torch._dynamo"]).__name__)
+doubled = torch.compile(lambda values: 2 * values, backend="eager")
+print(type(sys.modules["torch._dynamo"]).__name__, doubled(parameter).tolist(), torch._dynamo.config.disable)
+optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+optimizer.step()
+print(parameter.tolist())
+"""
+
+
+def test_the_compiler_of_torch_waits_until_something_is_compiled():
+    pytest.importorskip("torch")
+    variables = {**os.environ, "PYTHONPATH": startup.PATH}
+    done = subprocess.run(
+        [sys.executable, "-c", EAGER_AND_COMPILED], env=variables, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["Deferred", "module [1.0, 1.0, 1.0] False", "[0.0, 0.0, 0.0]"]

@@ -1,7 +1,8 @@
 """Runs at the start of every Python that has this folder on PYTHONPATH, which the tests set: it starts and ends faster.
 
 ``import tensorflow`` takes half as long without the packages that it and Keras import only because they are there;
-others have such imports, too.
+others have such imports, too. Half of the time that torch takes goes to its compiler, which it imports at the first
+use of an optimizer, and to the shapes that the compiler infers. Both are imported where something is compiled.
 Frameworks make a million objects that stay, so that full collections of garbage find nothing and take long: they are
 rare, and none comes at the end of the interpreter, where it takes a quarter of the processor time of a short script.
 Young objects are collected as often as always. A process with the variable WHOLE_END ends as those of users do.
@@ -11,6 +12,9 @@ import atexit
 import gc
 import os
 import sys
+import threading
+from importlib.machinery import PathFinder
+from types import ModuleType
 
 # A package -> the modules, with all below them, that do without it.
 HIDDEN = {
@@ -20,6 +24,8 @@ HIDDEN = {
     "pandas": ("keras", "sklearn"),
     "jax": ("tensorflow", "keras.src.callbacks"),
 }
+# In the order in which torch imports them.
+DEFERRED = ("torch._meta_registrations", "torch._dynamo")
 USUAL = gc.get_threshold()
 RARELY = 1000
 WHOLE_END = "HVD_TESTS_WHOLE_END"
@@ -37,6 +43,79 @@ class Hider:
             raise ModuleNotFoundError(f"{__file__} hides {fullname} from {importer}", name=fullname)
 
 
+class Deferrer:
+    """A finder of the modules that are run when somebody uses them."""
+
+    @staticmethod
+    def find_spec(fullname, path=None, target=None):
+        spec = PathFinder.find_spec(fullname, path) if fullname in DEFERRED else None
+        if spec and spec.loader:
+            spec.loader = LateLoader(spec.loader)
+        return spec
+
+
+class LateLoader:
+    """A loader that leaves the code of a module to its first use."""
+
+    def __init__(self, real):
+        self.real = real
+
+    def create_module(self, spec):
+        return self.real.create_module(spec)
+
+    def exec_module(self, module):
+        vars(module).pop("__path__", None)  # an import of a module below is a use
+        if module.__name__ == "torch._dynamo":
+            vars(module).update(graph_break=_nothing, disable=_disable)
+        module.__class__ = Deferred
+
+
+class Deferred(ModuleType):
+    """A module whose code has not run."""
+
+    def __getattr__(self, name):
+        run_deferred()
+        if name in vars(self):
+            return vars(self)[name]
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+RUNNING = threading.RLock()  # held by the thread that runs their code, as long as that takes
+
+
+def run_deferred():
+    """The compiler of torch needs all of them."""
+    with RUNNING:
+        for module in filter(None, map(sys.modules.get, DEFERRED)):
+            if isinstance(module, Deferred):
+                module.__class__ = ModuleType
+                vars(module).pop("graph_break", None), vars(module).pop("disable", None)
+                spec = module.__spec__
+                spec.loader = module.__loader__ = spec.loader.real
+                if spec.submodule_search_locations is not None:
+                    module.__path__ = spec.submodule_search_locations
+                spec.loader.exec_module(module)
+
+
+def _nothing():
+    """There is no graph to break."""
+
+
+def _disable(function=None, *arguments, **options):
+    """As that of the compiler from its import on: until then there is nothing to disable."""
+    if function is None:
+        return lambda function: _disable(function, *arguments, **options)
+    compiler, disabled = sys.modules["torch._dynamo"], None
+
+    def call(*args, **kwargs):
+        nonlocal disabled
+        if disabled is None and not isinstance(compiler, Deferred):
+            disabled = compiler.disable(function, *arguments, **options)
+        return (disabled or function)(*args, **kwargs)
+
+    return call
+
+
 def _importer():
     """The name of the module whose import statement runs."""
     frame = sys._getframe(2)
@@ -45,7 +124,7 @@ def _importer():
     return frame.f_globals.get("__name__", "") if frame else ""
 
 
-sys.meta_path.insert(0, Hider)
+sys.meta_path[:0] = [Hider, Deferrer]
 gc.set_threshold(*USUAL[:2], RARELY)
 if WHOLE_END not in os.environ:
     atexit.register(gc.freeze)  # the first that is registered is the last that is called

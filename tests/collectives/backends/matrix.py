@@ -31,8 +31,9 @@ OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 MEDIUM = 100_001
-LARGE = 800_001
-MOST_BYTES = 3_000_001
+LARGE = 300_001  # beyond the pieces of every backend also in bytes
+LARGEST = 2 * LARGE - 1  # beyond the 4 MiB up to which tensors travel together, in float64
+MOST_BYTES = 1_100_001
 SIZES = ((0,), (1,), (7,), (1000,), (7, 0, 1, 1000))
 PIECES = (0, 3)
 REAL = [dtype for dtype in DType if dtype.real is dtype]
@@ -43,7 +44,7 @@ def shorten(patch: pytest.MonkeyPatch, *limits: str) -> None:
 
     For copies in Python that stand for a device. Backends that move memory themselves have the long ones.
     """
-    for name in [f"{__name__}.{name}" for name in ("MEDIUM", "LARGE", "MOST_BYTES")] + list(limits):
+    for name in [f"{__name__}.{name}" for name in ("MEDIUM", "LARGE", "LARGEST", "MOST_BYTES")] + list(limits):
         module, _, attribute = name.rpartition(".")
         patch.setattr(name, getattr(sys.modules[module], attribute) // 16)
 
@@ -85,7 +86,8 @@ def check_allreduce(backend: HostBackend) -> None:
 
 def check_allreduce_large(backend: HostBackend) -> None:
     for dtype in REAL:
-        _allreduce(backend, (7, LARGE, 0, 1), dtype, ReduceOp.SUM)
+        length = LARGEST if dtype is DType.FLOAT64 else LARGE
+        _allreduce(backend, (7, length, 0, 1), dtype, ReduceOp.SUM)
     for dtype in (DType.FLOAT32, DType.BFLOAT16):
         for op in OPS:
             _allreduce(backend, (LARGE,), dtype, op)

@@ -6,7 +6,7 @@ from tests.hvd_cluster.mxnet.pool import Pool
 from tests.pool import by_value as by_value  # a fixture
 from tests.pool import fixtures
 
-pools, ranks, fresh_pool = fixtures(Pool, sizes=[1, 2, 3])
+pools, ranks, fresh_pool = fixtures(Pool, sizes=[1, 3])
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ class Pool(pool.Pool):
     prepare = staticmethod(_prepare)
 
 
-pools, ranks, fresh_pool = fixtures(Pool, sizes=[2, 3])
+pools, ranks, fresh_pool = fixtures(Pool, sizes=[3])
 
 
 @pytest.fixture(scope="session")

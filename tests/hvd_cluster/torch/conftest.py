@@ -7,7 +7,7 @@ from tests.namespaces import Network, Unavailable
 from tests.pool import by_value as by_value  # a fixture
 from tests.pool import fixtures
 
-pools, ranks, fresh_pool = fixtures(Pool, sizes=[1, 2, 3, 4])
+pools, ranks, fresh_pool = fixtures(Pool, sizes=[1, 3])
 
 
 @pytest.fixture(scope="session")

@@ -173,6 +173,6 @@ def check_grad_scaler():
 
 
 @each_check(globals())
-@pytest.mark.parametrize("ranks", [1, 2, 4], indirect=True)
+@pytest.mark.parametrize("ranks", [1, 4], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

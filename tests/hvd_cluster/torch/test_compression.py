@@ -23,7 +23,7 @@ from tests.hvd_cluster.torch.training import (
     with_and_without_a_core_to_spare,
 )
 
-EPOCHS = 25
+EPOCHS = 12
 BATCH = 32
 HELD_OUT = 597
 
@@ -242,7 +242,7 @@ def check_powersgd_leaves_small_tensors_alone():
 
 
 @each_check(globals())
-@pytest.mark.parametrize("ranks", [2, 3], indirect=True)  # one alone has nothing to compress
+@pytest.mark.parametrize("ranks", [3], indirect=True)  # one alone has nothing to compress
 def test_on_all_ranks(ranks, check):
     ranks.run(check)
 

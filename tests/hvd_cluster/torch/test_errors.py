@@ -452,7 +452,7 @@ def check_average_is_deprecated():
 
 
 @each_check(globals())
-@pytest.mark.parametrize("ranks", [2, 3], indirect=True)
+@pytest.mark.parametrize("ranks", [3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)
 

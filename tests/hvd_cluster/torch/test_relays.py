@@ -103,8 +103,10 @@ def die(victim, place):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["backend", "negotiation"])
-@pytest.mark.parametrize("victim", [0, 1, LEADER, 4])
+@pytest.mark.parametrize(
+    ("victim", "place"),
+    [(0, "backend"), (1, "negotiation"), (LEADER, "backend"), (LEADER, "negotiation"), (4, "backend")],
+)
 def test_every_rank_names_the_rank_that_died(fresh_pool, victim, place):
     pool = fresh_pool(5, HOSTS)
     pool.run(initialize)

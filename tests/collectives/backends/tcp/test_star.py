@@ -57,7 +57,7 @@ def test_longer_messages_travel_between_their_members(monkeypatch: pytest.Monkey
         for value, name in enumerate(NAMES, 1):
             expected = operations.expect(name)
             assert vote.attempt(value, lambda: operations.call(name), ignore, nothing)  # noqa: B023
-            assert operations.result.tolist() == expected.tolist()
+            assert np.array_equal(operations.result, expected)
 
     with_backends(4, body)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.hvd_cluster.cli.test_cli import ROOT
+from tests import startup
 
 TORCHRUN = "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
 # Accelerate has no other option that starts several processes here by itself. The script says that they use CPUs.
@@ -73,7 +73,7 @@ dist.destroy_process_group()
 def test_a_trainer_has_equal_weights_on_all_ranks(tmp_path, launcher, script):
     (tmp_path / "train.py").write_text(BEGIN + script + END)
     command = [sys.executable, "-m", *launcher, tmp_path / "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": startup.PATH, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "True" in line) == ["0 True", "1 True"], done.stdout
