@@ -143,7 +143,7 @@ def test_a_dropped_id_that_was_abandoned_is_abandoned():
 
 
 @pytest.mark.parametrize("hosts", [(), ((0, 1),), ((0, 1), (2, 3))])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_what_a_rank_abandons_it_may_submit_again(hosts, chance):
     """In the end each call has run once on all ranks, with tensors that they wanted."""
