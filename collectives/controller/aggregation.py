@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from collectives.api import Operation, Request
-from collectives.controller.messages import Message, Ready, Refuse, Response, Run, Together, Unknown
+from collectives.controller.messages import ABANDONED, Message, Ready, Refuse, Response, Run, Together, Unknown
 from collectives.controller.process_sets import ProcessSets
+from collectives.controller.submissions import ONCE
 
+Key: TypeAlias = tuple[int, str]
 Upward: TypeAlias = tuple[int | None, Message]
 """A message for the coordinator, and its sender: a rank, or None for the host."""
 
@@ -35,75 +37,100 @@ class _Tensor:
         self.separate = self.urgent = False
 
 
+@dataclass(slots=True)
+class _NewTensor:
+    """A tensor without an id, and which of this host's ``members`` have sent its request, the same on all of them."""
+
+    request: Request
+    members: tuple[int, ...]
+    sent_by: list[int] = field(default_factory=list)
+    urgent: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.sent_by) == len(self.members)
+
+
+@dataclass(slots=True)
+class _Content:
+    """What a message to the coordinator will have."""
+
+    ids: list[int] = field(default_factory=list)
+    urgent_ids: list[int] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    urgent: list[Key] = field(default_factory=list)
+
+    def fields(self) -> dict[str, Any]:
+        return {name: tuple(getattr(self, name)) for name in self.__slots__}
+
+
 class _Forwarded:
-    """Ids to forward to the coordinator, by the ranks that sent them."""
+    """Tensors to forward to the coordinator, by the ranks that sent them."""
 
     def __init__(self) -> None:
-        self._ids: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-        self._urgent: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._contents: defaultdict[tuple[int, ...], _Content] = defaultdict(_Content)
 
     def add(self, id: int, *ranks: int) -> None:
-        self._ids[ranks].append(id)
+        self._contents[ranks].ids.append(id)
 
     def urge(self, id: int, *ranks: int) -> None:
-        self._urgent[ranks].append(id)
+        self._contents[ranks].urgent_ids.append(id)
 
-    def take(self, *ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Remove and return the ids and the urgent ids of ``ranks``."""
-        return tuple(self._ids.pop(ranks, ())), tuple(self._urgent.pop(ranks, ()))
+    def add_new(self, request: Request, *ranks: int) -> None:
+        self._contents[ranks].requests.append(request)
+
+    def urge_new(self, key: Key, *ranks: int) -> None:
+        self._contents[ranks].urgent.append(key)
+
+    def take(self, *ranks: int) -> _Content | None:
+        """Remove and return what is of ``ranks``."""
+        return self._contents.pop(ranks, None)
 
     def messages(self) -> list[Upward]:
-        """Remove and return everything, as messages."""
-        return [self._message(ranks) for ranks in dict.fromkeys([*self._ids, *self._urgent])]
+        """What is left, as messages."""
+        return [_message(ranks, content.fields()) for ranks, content in self._contents.items()]
 
-    def _message(self, ranks: tuple[int, ...]) -> Upward:
-        ids, urgent_ids = self.take(*ranks)
-        if len(ranks) == 1:
-            return ranks[0], Ready(ids=ids, urgent_ids=urgent_ids)
-        return None, Together(ranks, ids, urgent_ids)
+
+def _message(ranks: tuple[int, ...], fields: dict[str, Any]) -> Upward:
+    return (ranks[0], Ready(**fields)) if len(ranks) == 1 else (None, Together(ranks, **fields))
 
 
 class Aggregator:
-    """Holds a cached id until all ``ranks`` (those of this host) in its process set have sent it; forwards the rest.
+    """Holds a tensor until all ``ranks`` (those of this host) in its process set have sent it; forwards the rest.
 
-    It learns the ids from the coordinator's messages, and forwards an unknown id unchanged. Some ids cannot be combined
-    any more: a rank sent the whole request or has joined, or the id was dropped. These are forwarded for each rank.
-    ``process_sets`` are those at the start; it learns later ones from the coordinator's messages, too.
+    They send the id of a cached tensor, or the request of a new one, which must be the same on all of them. It learns
+    the ids from the coordinator's messages, and forwards an unknown id unchanged. Some tensors cannot be combined: a
+    rank sent another request, or refused the call, or has joined, or the id was dropped. These are forwarded for each
+    rank. So are the new tensors of groups. ``process_sets`` are those at the start; it learns later ones from the
+    coordinator's messages, too.
     """
 
     def __init__(self, ranks: Iterable[int], process_sets: ProcessSets) -> None:
         self._ranks = frozenset(ranks)
         self._members = {id: self._here(process_sets.ranks(id)) for id in process_sets.ids()}
         self._tensors: dict[int, _Tensor] = {}
-        self._ids: dict[tuple[int, str], int] = {}
+        self._ids: dict[Key, int] = {}
         self._held: set[int] = set()
-        self._bootstrap: set[int] = set()
+        self._new: dict[Key, _NewTensor] = {}  # until they have run
+        self._held_new: set[Key] = set()
+        self._apart: set[Key] = set()  # new tensors that are forwarded for each rank, until they have run
+        self._joined_sets: set[int] = set()
 
     @property
     def holds(self) -> bool:
-        """Whether ids wait here for other ranks of this host."""
-        return bool(self._held)
+        """Whether tensors wait here for other ranks of this host."""
+        return bool(self._held or self._held_new)
 
     def up(self, rank: int, message: Message) -> list[Upward]:
         """The messages for the coordinator after ``rank`` has sent ``message``."""
         if not isinstance(message, Ready):
             return [(rank, message)]
         forwarded = _Forwarded()
-        for request in message.requests:
-            self._take_request(request, forwarded)
-        for rejection in message.rejected:
-            if rejection.key in self._ids:
-                self._separate(self._ids[rejection.key], forwarded)
-        for id in message.ids:
-            self._take_id(id, rank, forwarded)
-        for key in message.abandoned:
-            if key in self._ids:
-                self._separate(self._ids[key], forwarded)
-        for id in message.urgent_ids:
-            self._urge(id, rank, forwarded)
-        ids, urgent_ids = forwarded.take(rank)
-        alone = replace(message, ids=ids, urgent_ids=urgent_ids)
-        return forwarded.messages() if alone == Ready() else [*forwarded.messages(), (rank, alone)]
+        self._take(rank, message, forwarded)
+        own = forwarded.take(rank)
+        if not (own or message.answered or message.rejected or message.abandoned):
+            return forwarded.messages()
+        return [*forwarded.messages(), (rank, replace(message, **(own or _Content()).fields()))]
 
     def down(self, message: Message) -> list[Upward]:
         """Learn from a message to ranks of this host; returns the messages for the coordinator that follow from it."""
@@ -112,29 +139,105 @@ class Aggregator:
             self._run(message, forwarded)
         elif isinstance(message, Unknown):
             self._forget(message.ids, forwarded)
-        elif isinstance(message, Refuse) and (message.process_set, message.name) in self._ids:
-            self._forget((self._ids[message.process_set, message.name],), forwarded)
+        elif isinstance(message, Refuse):
+            self._refuse(message, forwarded)
         return forwarded.messages()
 
     def flush(self) -> list[Upward]:
-        """The held ids, for each rank. Until such a tensor has run, later ids of it are forwarded at once."""
+        """The held tensors, for each rank. Until such a tensor has run, it is forwarded at once for later ranks."""
         forwarded = _Forwarded()
         for id in sorted(self._held):
             self._separate(id, forwarded)
+        self._flush_new(forwarded)
         return forwarded.messages()
+
+    def _flush_new(self, forwarded: _Forwarded) -> None:
+        for key in [key for key in self._new if key in self._held_new]:
+            self._separate_new(key, forwarded)
 
     def _here(self, ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(self._ranks.intersection(ranks)))
 
     # Messages from ranks.
 
-    def _take_request(self, request: Request, forwarded: _Forwarded) -> None:
+    def _take(self, rank: int, message: Ready, forwarded: _Forwarded) -> None:
+        if message.answered:  # the coordinator needs the requests of these ids before the answer
+            for request in message.requests:
+                self._separate_new(request.key, forwarded)
+            self._flush_new(forwarded)
+        for request in message.requests:
+            self._take_request(request, rank, forwarded)
+        for key in chain((rejection.key for rejection in message.rejected), message.abandoned):
+            self._separate_key(key, forwarded)
+        for id in message.ids:
+            self._take_id(id, rank, forwarded)
+        for key in message.urgent:
+            self._urge_new(key, rank, forwarded)
+        for id in message.urgent_ids:
+            self._urge(id, rank, forwarded)
+
+    def _take_request(self, request: Request, rank: int, forwarded: _Forwarded) -> None:
         if request.operation is Operation.JOIN:
-            self._bootstrap.add(request.process_set)
-            for id in self._of_set(request.process_set):
-                self._separate(id, forwarded)
+            self._joined_sets.add(request.process_set)
+            self._separate_set(request.process_set, forwarded)
         elif request.key in self._ids:
-            self._separate(self._ids[request.key], forwarded)
+            self._separate_key(request.key, forwarded)
+        elif request.operation not in ONCE and not request.group:
+            self._take_new(request, rank, forwarded)
+            return
+        forwarded.add_new(request, rank)
+
+    def _take_new(self, request: Request, rank: int, forwarded: _Forwarded) -> None:
+        key = request.key
+        members = self._members.get(request.process_set, ())
+        known = self._new.get(key, _NewTensor(request, members))
+        if rank not in members or request.process_set in self._joined_sets or known.request != request:
+            self._separate_new(key, forwarded)
+        if key in self._apart:
+            forwarded.add_new(request, rank)
+            return
+        self._new[key] = known
+        known.sent_by.append(rank)
+        if not known.is_complete:
+            self._held_new.add(key)
+            return
+        self._held_new.discard(key)
+        forwarded.add_new(request, *members)
+        if known.urgent:
+            forwarded.urge_new(key, *members)
+
+    def _urge_new(self, key: Key, rank: int, forwarded: _Forwarded) -> None:
+        tensor = self._new.get(key)
+        if tensor is None or rank not in tensor.sent_by:
+            forwarded.urge_new(key, rank)
+        elif not tensor.urgent:
+            tensor.urgent = True
+            if tensor.is_complete:
+                forwarded.urge_new(key, *tensor.members)
+
+    def _separate_new(self, key: Key, forwarded: _Forwarded) -> None:
+        """Forward the new tensor ``key`` for each rank, from now on until it has run."""
+        self._apart.add(key)
+        tensor = self._new.pop(key, None)
+        if tensor is None or key not in self._held_new:
+            return
+        self._held_new.discard(key)
+        for rank in tensor.sent_by:
+            forwarded.add_new(tensor.request, rank)
+        if tensor.urgent:
+            forwarded.urge_new(key, tensor.sent_by[0])
+
+    def _separate_key(self, key: Key, forwarded: _Forwarded) -> None:
+        """Forward the tensor ``key`` for each rank, with an id or not."""
+        if key in self._ids:
+            self._separate(self._ids[key], forwarded)
+        self._separate_new(key, forwarded)  # the id may be dropped before the tensor runs
+
+    def _separate_set(self, process_set: int, forwarded: _Forwarded) -> None:
+        for id in self._of_set(process_set):
+            self._separate(id, forwarded)
+        for key in [key for key in self._new if key[0] == process_set]:
+            self._separate_new(key, forwarded)
 
     def _take_id(self, id: int, rank: int, forwarded: _Forwarded) -> None:
         tensor = self._tensors.get(id)
@@ -151,7 +254,7 @@ class Aggregator:
             forwarded.urge(id, *tensor.members)
 
     def _is_separate(self, tensor: _Tensor) -> bool:
-        if tensor.request.process_set in self._bootstrap:
+        if tensor.request.process_set in self._joined_sets:
             tensor.separate = True
         return tensor.separate
 
@@ -183,6 +286,7 @@ class Aggregator:
             tensor = self._tensors.get(id)
             if tensor is not None:
                 tensor.has_run()
+                self._end_new(tensor.request.key)
         for response in message.responses:
             self._follow(response, forwarded)
         self._forget(message.forget, forwarded)
@@ -191,17 +295,32 @@ class Aggregator:
         request = response.request
         self._tensors[response.id] = _Tensor(request, self._members[request.process_set])
         self._ids[request.key] = response.id
+        self._end_new(request.key)
+
+    def _end_new(self, key: Key) -> None:
+        self._new.pop(key, None)
+        self._apart.discard(key)
+
+    def _refuse(self, message: Refuse, forwarded: _Forwarded) -> None:
+        key = message.process_set, message.name
+        if key in self._ids:
+            self._forget((self._ids[key],), forwarded)
+        if message.text == ABANDONED or key in self._held_new:  # others may have sent it, and it may still run
+            self._separate_new(key, forwarded)
+        else:
+            self._end_new(key)
 
     def _follow(self, response: Response, forwarded: _Forwarded) -> None:
         """Apply the collectives that change the process sets or the joined ranks; none of them is ever cached."""
         request = response.request
         if request.operation is Operation.JOIN:
-            self._bootstrap.discard(request.process_set)
+            self._joined_sets.discard(request.process_set)
         elif request.operation is Operation.ADD_PROCESS_SET:
             self._members[response.sizes[0]] = self._here(request.splits)
         elif request.operation is Operation.REMOVE_PROCESS_SET:
+            self._separate_set(request.root_rank, forwarded)
             self._forget(self._of_set(request.root_rank), forwarded)
-            self._bootstrap.discard(request.root_rank)
+            self._joined_sets.discard(request.root_rank)
 
     def _of_set(self, process_set: int) -> list[int]:
         return [id for id, tensor in self._tensors.items() if tensor.request.process_set == process_set]

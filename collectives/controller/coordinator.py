@@ -131,9 +131,8 @@ class Coordinator:
                 known = self._cache.get(id)
                 if known is not None:
                     yield known.response.request.key, ranks, True
-        if isinstance(message, Ready):
             for request in message.requests:
-                yield request.key, (sender,), False
+                yield request.key, ranks, False
 
     @property
     def parameters(self) -> Parameters:
@@ -181,32 +180,29 @@ class Coordinator:
         ranks = _senders(rank, message)
         for id in message.ids:
             self._take_id(ranks, id, now)
+        for request in message.requests:
+            self._take_request(ranks, request, now)
         if isinstance(message, Ready):
-            self._take_requests(rank, message, now)
+            self._take_failures(rank, message, now)
+        for key in message.urgent:
+            self._urge_new(rank, key, now)
         for id in message.urgent_ids:
             self._urge_id(id)
         # Only now: a group may fail, and then all its tensors must be here.
         for key, pending in self._submissions.take_complete():
             self._agree(key, pending, now)
 
-    def _take_requests(self, rank: int, message: Ready, now: float) -> None:
-        for request in message.requests:
-            self._take_request(rank, request, now)
+    def _take_failures(self, rank: int, message: Ready, now: float) -> None:
+        """What one rank has rejected, abandoned, or found to be unknown."""
         for rejection in message.rejected:
             self._take_rejection(rank, rejection)
         for rejection in message.rejected:  # only now: another rank may have rejected a shorter group
             self._look_rejected(rejection.key)
         if message.answered:
             for join in self._joins.answer(rank, message.answered):
-                self._take_request(rank, join, now)
+                self._take_request((rank,), join, now)
         for key in message.abandoned:
             self._abandon(rank, key)
-        for key in message.urgent:
-            if self._submissions.withdraw(rank, key):
-                self._refusals.refuse(key, (rank,), Disagreement("the rank has called join() again"))
-            else:
-                self._rejections.retry(key, now)
-            self._urge(key)
 
     def _take_id(self, ranks: tuple[int, ...], id: int, now: float) -> None:
         known = self._cache.get(id)
@@ -222,28 +218,29 @@ class Coordinator:
             pending.add_known(ranks, known)
             self._submissions.look(request.key, pending)
 
-    def _take_request(self, rank: int, request: Request, now: float) -> None:
+    def _take_request(self, ranks: tuple[int, ...], request: Request, now: float) -> None:
+        """``ranks`` are several for requests of a host only, which are of no group, and no join."""
         if request.process_set not in self._sets:
-            self._refuse_unknown_set(request.key, rank)
+            self._refuse_unknown_set(request.key, ranks)
             return
-        if request.group and self._refusals.is_refused(rank, request):
+        if request.group and self._refusals.is_refused(ranks[0], request):
             return
-        if request.operation is Operation.JOIN and self._joins.defer(rank, request):
+        if request.operation is Operation.JOIN and self._joins.defer(ranks[0], request):
             return
         pending = self._submissions.open(request, now)
-        pending.add(rank, request)
+        pending.add(ranks, request)
         if request.operation is Operation.JOIN:
-            self._join(rank, request.process_set)
+            self._join(ranks[0], request.process_set)
         self._submissions.look(request.key, pending)
 
-    def _refuse_unknown_set(self, key: Key, rank: int) -> None:
-        self._refusals.refuse(key, (rank,), Disagreement(f"process set {key[0]} has been removed"))
+    def _refuse_unknown_set(self, key: Key, ranks: tuple[int, ...]) -> None:
+        self._refusals.refuse(key, ranks, Disagreement(f"process set {key[0]} has been removed"))
 
     def _take_rejection(self, rank: int, rejection: Rejection) -> None:
         """Members that submit the tensor, or have done so, get an error; only then is the name free again."""
         key = rejection.key
         if rejection.process_set not in self._sets:
-            self._refuse_unknown_set(key, rank)
+            self._refuse_unknown_set(key, (rank,))
         elif key in self._pending:
             self._pending[key].reject(rank, rejection)
             self._submissions.look(key, self._pending[key])
@@ -271,6 +268,13 @@ class Coordinator:
         self._submissions.look_again(process_set)
         for key in self._rejections.of_set(process_set):
             self._look_rejected(key)
+
+    def _urge_new(self, rank: int, key: Key, now: float) -> None:
+        if self._submissions.withdraw(rank, key):
+            self._refusals.refuse(key, (rank,), Disagreement("the rank has called join() again"))
+        else:
+            self._rejections.retry(key, now)
+        self._urge(key)
 
     def _urge_id(self, id: int) -> None:
         known = self._cache.get(id)

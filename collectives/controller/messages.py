@@ -107,11 +107,16 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Host to coordinator: each of ``ranks``, all those of this host in the tensors' set, has these ids ready."""
+    """Host to coordinator: each of ``ranks``, all those of this host in the tensors' set, has these tensors ready.
+
+    ``requests`` are those of new tensors, the same on all ``ranks``.
+    """
 
     ranks: tuple[int, ...]
     ids: tuple[int, ...] = ()
     urgent_ids: tuple[int, ...] = ()
+    requests: tuple[Request, ...] = ()
+    urgent: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +384,21 @@ def _unpack_ready(
     )
 
 
+def _pack_together(message: Together) -> tuple[Any, ...]:
+    new = ([_pack_request(request) for request in message.requests], message.urgent)
+    return (message.ranks, message.ids, message.urgent_ids, *(new if any(new) else ()))
+
+
+def _unpack_together(ranks: Any, ids: Any, urgent_ids: Any, requests: Any = (), urgent: Any = ()) -> Together:
+    return Together(
+        tuple(ranks),
+        tuple(ids),
+        tuple(urgent_ids),
+        tuple(_unpack_request(fields) for fields in requests),
+        tuple((process_set, name) for process_set, name in urgent),
+    )
+
+
 def _pack_response(response: Response) -> tuple[Any, ...]:
     offers = (response.offers,) if response.offers else ()
     return (response.id, _pack_request(response.request), response.sizes, *offers)
@@ -442,7 +462,7 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Stop: (5, lambda m: (m.rank, [_pack_refuse(refuse) for refuse in m.refused], m.cause, m.last)),
     Left: (6, lambda m: ()),
     Abort: (7, lambda m: (m.error.kind, m.error.text, m.error.details)),
-    Together: (8, lambda m: (m.ranks, m.ids, m.urgent_ids)),
+    Together: (8, _pack_together),
     Withdraw: (9, lambda m: (m.round,)),
     Inquiry: (10, lambda m: ()),
     Status: (11, lambda m: (m.text, m.silent)),
@@ -463,7 +483,7 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     5: lambda rank, refused, *rest: Stop(rank, tuple(_unpack_refuse(*fields) for fields in refused), *rest),
     6: Left,
     7: lambda kind, text, details: Abort(ErrorData(kind, text, tuple(details))),
-    8: lambda ranks, ids, urgent_ids: Together(tuple(ranks), tuple(ids), tuple(urgent_ids)),
+    8: _unpack_together,
     9: Withdraw,
     10: Inquiry,
     11: lambda text, silent: Status(text, tuple(silent)),

@@ -38,10 +38,10 @@ class Pending:
         self.by_id.append(ranks)
         self.count += len(ranks)
 
-    def add(self, rank: int, request: Request) -> None:
-        """``rank`` submitted ``request``."""
-        self.requests[rank] = request
-        self.count += 1
+    def add(self, ranks: Sequence[int], request: Request) -> None:
+        """Each of ``ranks`` submitted ``request``."""
+        self.requests.update(dict.fromkeys(ranks, request))
+        self.count += len(ranks)
 
     def reject(self, rank: int, rejection: Rejection) -> None:
         """The call failed on ``rank``."""

@@ -72,8 +72,8 @@ class Relay:
         self._poller = select.poll()
         for descriptor in self._open:
             self._poller.register(descriptor, select.POLLIN)
-        # Owned by the channel of the leader; sleeps in poll, without limit unless ids are held; ended by the channel's
-        # hang-up, joined by its close().
+        # Owned by the channel of the leader; sleeps in poll, without limit unless tensors are held; ended by the
+        # channel's hang-up, joined by its close().
         self._thread = threading.Thread(target=self._run, name=f"hvd-relay-{leader}", daemon=True)
         self._thread.start()
 
@@ -106,7 +106,7 @@ class Relay:
             connection.flush()
 
     def _until_due(self) -> float | None:
-        """The time to wait for messages, in seconds; None: no limit. Sends up the ids that were held for too long."""
+        """The time to wait for messages, in seconds; None: no limit. Sends up what was held for too long."""
         now = time.monotonic()
         if self._held_until is not None and now >= self._held_until:
             self._tell(self._aggregator.flush())

@@ -1,8 +1,8 @@
 """Runs at the start of every Python that has this folder on PYTHONPATH, which the tests set: it starts and ends faster.
 
 ``import tensorflow`` takes half as long without the packages that it and Keras import only because they are there;
-others have such imports, too. Half of the time that torch takes goes to its compiler, which it imports at the first
-use of an optimizer, and to the shapes that the compiler infers. Both are imported where something is compiled.
+others have such imports, too. Half of the time that torch takes until the first step goes to its compiler, which is
+imported where something is compiled.
 Frameworks make a million objects that stay, so that full collections of garbage find nothing and take long: they are
 rare, and none comes at the end of the interpreter, where it takes a quarter of the processor time of a short script.
 Young objects are collected as often as always. A process with the variable WHOLE_END ends as those of users do.
@@ -24,8 +24,7 @@ HIDDEN = {
     "pandas": ("keras", "sklearn"),
     "jax": ("tensorflow", "keras.src.callbacks"),
 }
-# In the order in which torch imports them.
-DEFERRED = ("torch._meta_registrations", "torch._dynamo")
+COMPILER = "torch._dynamo"
 USUAL = gc.get_threshold()
 RARELY = 1000
 WHOLE_END = "HVD_TESTS_WHOLE_END"
@@ -43,19 +42,19 @@ class Hider:
             raise ModuleNotFoundError(f"{__file__} hides {fullname} from {importer}", name=fullname)
 
 
-class Deferrer:
-    """A finder of the modules that are run when somebody uses them."""
+class CompilerFinder:
+    """A finder of the compiler of torch, which runs when somebody uses it."""
 
     @staticmethod
     def find_spec(fullname, path=None, target=None):
-        spec = PathFinder.find_spec(fullname, path) if fullname in DEFERRED else None
+        spec = PathFinder.find_spec(fullname, path) if fullname == COMPILER else None
         if spec and spec.loader:
             spec.loader = LateLoader(spec.loader)
         return spec
 
 
 class LateLoader:
-    """A loader that leaves the code of a module to its first use."""
+    """A loader that leaves the code of the module to its first use."""
 
     def __init__(self, real):
         self.real = real
@@ -64,37 +63,27 @@ class LateLoader:
         return self.real.create_module(spec)
 
     def exec_module(self, module):
-        vars(module).pop("__path__", None)  # an import of a module below is a use
-        if module.__name__ == "torch._dynamo":
-            vars(module).update(graph_break=_nothing, disable=_disable)
+        del module.__path__  # an import of a module below is a use
+        vars(module).update(graph_break=_nothing, disable=_disable)
         module.__class__ = Deferred
 
 
+RUNNING = threading.RLock()  # held by the thread that runs the code of the compiler, as long as that takes
+
+
 class Deferred(ModuleType):
-    """A module whose code has not run."""
+    """The compiler as long as its code has not run. An optimizer calls two of its functions in each step."""
 
     def __getattr__(self, name):
-        run_deferred()
-        if name in vars(self):
-            return vars(self)[name]
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-
-
-RUNNING = threading.RLock()  # held by the thread that runs their code, as long as that takes
-
-
-def run_deferred():
-    """The compiler of torch needs all of them."""
-    with RUNNING:
-        for module in filter(None, map(sys.modules.get, DEFERRED)):
-            if isinstance(module, Deferred):
-                module.__class__ = ModuleType
-                vars(module).pop("graph_break", None), vars(module).pop("disable", None)
-                spec = module.__spec__
-                spec.loader = module.__loader__ = spec.loader.real
-                if spec.submodule_search_locations is not None:
-                    module.__path__ = spec.submodule_search_locations
-                spec.loader.exec_module(module)
+        with RUNNING:
+            if isinstance(self, Deferred):
+                self.__class__ = ModuleType
+                del self.graph_break, self.disable
+                spec = self.__spec__
+                spec.loader = self.__loader__ = spec.loader.real
+                self.__path__ = spec.submodule_search_locations
+                spec.loader.exec_module(self)
+        return getattr(self, name)
 
 
 def _nothing():
@@ -105,7 +94,7 @@ def _disable(function=None, *arguments, **options):
     """As that of the compiler from its import on: until then there is nothing to disable."""
     if function is None:
         return lambda function: _disable(function, *arguments, **options)
-    compiler, disabled = sys.modules["torch._dynamo"], None
+    compiler, disabled = sys.modules[COMPILER], None
 
     def call(*args, **kwargs):
         nonlocal disabled
@@ -124,7 +113,7 @@ def _importer():
     return frame.f_globals.get("__name__", "") if frame else ""
 
 
-sys.meta_path[:0] = [Hider, Deferrer]
+sys.meta_path[:0] = [Hider, CompilerFinder]
 gc.set_threshold(*USUAL[:2], RARELY)
 if WHOLE_END not in os.environ:
     atexit.register(gc.freeze)  # the first that is registered is the last that is called

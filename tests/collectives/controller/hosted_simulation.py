@@ -13,7 +13,8 @@ def expanded(rank, message):
     """The meaning of ``message``, as (rank, message) without Together."""
     if not isinstance(message, Together):
         return [(rank, message)]
-    return [(each, Ready(ids=message.ids, urgent_ids=message.urgent_ids)) for each in message.ranks]
+    fields = {name: getattr(message, name) for name in ("requests", "ids", "urgent", "urgent_ids")}
+    return [(each, Ready(**fields)) for each in message.ranks]
 
 
 @dataclass

@@ -12,7 +12,19 @@ from collectives.api import DType, Operation, Parameters, Request
 from collectives.controller.aggregation import Aggregator
 from collectives.controller.coordinator import Coordinator
 from collectives.controller.errors import ErrorData
-from collectives.controller.messages import Abort, Leave, Left, Ready, Refuse, Response, Run, Together, Unknown
+from collectives.controller.messages import (
+    ABANDONED,
+    Abort,
+    Leave,
+    Left,
+    Ready,
+    Refuse,
+    Rejection,
+    Response,
+    Run,
+    Together,
+    Unknown,
+)
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.releases import Outgoing
 from tests.collectives.controller.hosted_simulation import HostedWorld, expanded
@@ -86,13 +98,100 @@ def test_an_urgency_is_over_when_the_tensor_has_run(host):
     assert say(host, *HERE) == [(None, Together(HERE, (1,)))]
 
 
+# New tensors.
+
+NEW = tensor("new")
+OTHER = tensor("new", shape=(2,))
+
+
+def say_new(aggregator, *ranks, request=NEW, **fields):
+    """The messages to the coordinator while ``ranks`` send the same new tensor, one after the other."""
+    return [each for rank in ranks for each in aggregator.up(rank, Ready((request,), **fields))]
+
+
+def test_a_new_tensor_goes_up_once_when_all_of_the_host_have_sent_the_same(host):
+    assert say_new(host, 5, 2) == []
+    assert host.holds
+    assert say_new(host, 3, ids=(9,)) == [(None, Together(HERE, requests=(NEW,))), (3, Ready(ids=(9,)))]
+    assert not host.holds
+    host.down(run(Response(7, NEW)))
+    assert say(host, *HERE, ids=(7,)) == [(None, Together(HERE, (7,)))]
+
+
+def test_one_message_has_the_ids_and_the_new_tensors_of_a_host(host):
+    assert say_new(host, 2, 5, ids=(1,)) == []
+    expected = Together(HERE, (1,), (1,), (NEW,), (NEW.key,))
+    assert say_new(host, 3, ids=(1,), urgent_ids=(1,), urgent=(NEW.key,)) == [(None, expected)]
+
+
+def test_a_new_tensor_is_urgent_once(host):
+    assert say_new(host, 2, urgent=(NEW.key,)) == []
+    assert say_new(host, 3, 5) == [(None, Together(HERE, requests=(NEW,), urgent=(NEW.key,)))]
+    assert host.up(5, Ready(urgent=(NEW.key,))) == []
+
+
+def test_an_urgency_after_the_new_tensor_goes_at_once_and_once(host):
+    say_new(host, *HERE)
+    assert host.up(3, Ready(urgent=(NEW.key,))) == [(None, Together(HERE, urgent=(NEW.key,)))]
+    assert host.up(2, Ready(urgent=(NEW.key,))) == []
+
+
+def test_new_tensors_that_differ_go_up_by_rank(host):
+    assert say_new(host, 2, urgent=(NEW.key,)) == []
+    words = [(2, Ready((NEW,), urgent=(NEW.key,))), (3, Ready((OTHER,)))]
+    assert say_new(host, 3, request=OTHER) == words
+    assert say_new(host, 5, urgent=(NEW.key,)) == [(5, Ready((NEW,), urgent=(NEW.key,)))]
+    host.down(Refuse(0, "new", "they differ"))
+    assert say_new(host, *HERE) == [(None, Together(HERE, requests=(NEW,)))]
+
+
+def test_a_new_tensor_that_was_held_for_long_goes_up_by_rank_until_it_has_run(host):
+    say_new(host, 2, 5, urgent=(NEW.key,))
+    assert host.flush() == [(2, Ready((NEW,), urgent=(NEW.key,))), (5, Ready((NEW,)))]
+    assert host.flush() == []
+    assert say_new(host, 3) == [(3, Ready((NEW,)))]
+    host.down(run(Response(7, NEW), forget=(7,)))
+    host.down(Run((), forget=(7,)))
+    assert say_new(host, *HERE) == [(None, Together(HERE, requests=(NEW,)))]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [Ready(rejected=(Rejection(0, "new", "", "bad"),)), Ready((JOIN,)), Ready((tensor("x"),), answered=(2,))],
+    ids=["rejected", "join", "answered"],
+)
+def test_a_new_tensor_that_cannot_be_combined_any_more_is_not_held(host, word):
+    say_new(host, 2, 5)
+    assert host.up(3, word) == [(2, Ready((NEW,))), (5, Ready((NEW,))), (3, word)]
+    assert not host.holds
+
+
+def test_an_abandoned_new_tensor_goes_up_by_rank_until_it_has_run(host):
+    say_new(host, *HERE)
+    gone = Ready(abandoned=(NEW.key,))
+    assert host.up(3, gone) == [(3, gone)]
+    assert host.down(Refuse(0, "new", ABANDONED)) == []
+    assert say_new(host, 3) == [(3, Ready((NEW,)))]
+    host.down(run(Response(7, NEW)))
+    assert say(host, *HERE, ids=(7,)) == [(None, Together(HERE, (7,)))]
+
+
+def test_a_held_new_tensor_of_a_set_that_is_removed_goes_up(host):
+    new = tensor("new", 2)
+    say_new(host, 5, request=new)
+    remove = Request("remove", Operation.REMOVE_PROCESS_SET, root_rank=2)
+    assert host.down(run(Response(21, remove), forget=(21,))) == [(5, Ready((new,)))]
+    assert not host.holds
+
+
 # Apart.
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Ready((tensor("new"),), urgent=((0, "new"),)),
+        Ready((tensor("new", group="g", group_size=2),), urgent=((0, "new"),)),
+        Ready((Request("add", Operation.ADD_PROCESS_SET, splits=(2, 3)),)),
         Ready(urgent=((0, "new"),)),
         Leave(),
         Left(),
@@ -109,7 +208,8 @@ def test_an_id_that_is_not_known_passes_by_rank(host):
 
 
 def test_of_a_mixed_message_the_known_ids_stay(host):
-    assert say(host, 2, ids=(9, 1), requests=(tensor("new"),)) == [(2, Ready((tensor("new"),), (9,)))]
+    once = Request("add", Operation.ADD_PROCESS_SET, splits=(2, 3))
+    assert say(host, 2, ids=(9, 1), requests=(once, tensor("new"))) == [(2, Ready((once,), (9,)))]
 
 
 def test_what_was_held_for_long_goes_up_by_rank_until_it_has_run(host):
@@ -138,6 +238,14 @@ def test_a_rank_that_says_it_in_full_keeps_nobody_waiting(host, before):
     assert say(host, 5) == [(5, Ready(ids=(1,)))]
     host.down(run(Response(7, tensor("a")), forget=(1,)))
     assert say(host, *HERE, ids=(7,)) == [(None, Together(HERE, (7,)))]
+
+
+def test_a_rank_that_says_in_full_what_is_dropped_then_keeps_nobody_waiting(host):
+    changed = tensor("a", shape=(9,))
+    assert say_new(host, 3, request=changed) == [(3, Ready((changed,)))]
+    assert host.down(Run((), forget=(1,))) == []
+    assert say_new(host, 2, request=changed) == [(2, Ready((changed,)))]
+    assert not host.holds
 
 
 @pytest.mark.parametrize(
@@ -349,6 +457,17 @@ def test_a_host_speaks_for_its_ranks():
     assert not coordinator.decide(0.0)
     coordinator.receive(1, Ready(ids=(id,)), 0.0)
     assert coordinator.decide(0.0) == [Outgoing((0, 1, 2, 3), Run(((id,),), first=1))]
+
+
+def test_a_host_speaks_for_its_ranks_about_a_new_tensor():
+    coordinator = Coordinator(ProcessSets(4), Parameters(cycle_time=CYCLE, patient=True))
+    together = Together((2, 3), requests=(TENSOR,), urgent=(TENSOR.key,))
+    assert list(coordinator.submissions(2, together)) == [(TENSOR.key, (2, 3), False)]
+    coordinator.receive(2, together, 0.0)
+    assert coordinator.waiting()[0, "a"].submitted == (2, 3)
+    coordinator.receive(0, Together((0, 1), requests=(TENSOR,)), 0.0)
+    (outgoing,) = coordinator.decide(0.0)
+    assert outgoing.message.responses[0].request == TENSOR
 
 
 def test_a_host_waits_for_its_ranks():

@@ -19,6 +19,7 @@ from collectives.controller.messages import (
     Response,
     Run,
     Stop,
+    Together,
     Unknown,
     WaitReport,
     Waits,
@@ -60,6 +61,7 @@ keys = st.lists(st.tuples(st.integers(0, 1000), texts), max_size=3).map(tuple)
 rejections = st.lists(st.builds(Rejection, st.integers(0, 1000), texts, texts, texts), max_size=2).map(tuple)
 messages = st.one_of(
     st.builds(Ready, request_lists, id_lists, keys, id_lists, id_lists, rejections),
+    st.builds(Together, id_lists, id_lists, id_lists, request_lists, keys),
     st.builds(
         Run, st.lists(id_lists, max_size=3).map(tuple), responses, id_lists, st.booleans(), ids, st.none() | parameters
     ),
