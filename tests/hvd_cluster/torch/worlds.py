@@ -1,11 +1,14 @@
 """How the tests let a process of a pool go from world to world."""
 
 import os
+from contextlib import closing
 from dataclasses import replace
 
 import hvd_cluster.torch as hvd
 from collectives.api import Topology
-from collectives.settings import world_from_environment
+from collectives.settings import Settings, world_from_environment
+from collectives.store.client import RendezvousClient
+from collectives.store.memory import PrefixStore
 from hvd_cluster.core import basics
 
 
@@ -17,10 +20,21 @@ def place(rank, size, hosts=""):
 
 
 def go_to(round, rank, size, hosts=""):
-    """Change to the world ``round``, as ``rank``; see :func:`place`."""
+    """Change to the world ``round``, as ``rank``; see :func:`place`.
+
+    A newcomer waits for rank 0, which in a start of an earlier world would hear of this one, and end that start.
+    """
     world = world_from_environment(os.environ)
+    if round and rank and not basics.is_initialized():
+        _await_center(world, round)
     host = hosts[rank] if hosts else world.host
     basics.change_world(replace(world, round=round, topology=place(rank, size, hosts), host=host))
+
+
+def _await_center(world, round):
+    secret = Settings.from_environment(os.environ, world.topology).secret
+    with closing(RendezvousClient(*world.rendezvous, secret, 60.0)) as client:
+        PrefixStore(client, world.job).get(f"round-{round}/start-0/rank-0", 60.0)
 
 
 def start_in(round, rank, size):
