@@ -19,10 +19,10 @@ EPOCH = r"\[0\]<stdout>:epoch {number}{told}   held-out \w+ \d+\.\d{{4}}.*"
 AGREE = r"parameters: bit for bit the same on 2 of 2 ranks, sha256 [0-9a-f]{16}"
 
 
-def run_example(name, *arguments):
+def run_example(name, *arguments, **variables):
     return subprocess.run(
         [sys.executable, ROOT / "examples" / name, *arguments],
-        env={**os.environ, "PYTHONPATH": startup.PATH, "SPARK_SUBMIT_OPTS": JAVA_OPTIONS},
+        env={**os.environ, "PYTHONPATH": startup.PATH, "SPARK_SUBMIT_OPTS": JAVA_OPTIONS, **variables},
         capture_output=True,
         text=True,
         timeout=220,
@@ -86,7 +86,8 @@ def test_a_pipeline_with_lightning():
 
 
 def test_an_estimator_for_keras():
-    run = run_example("spark_estimator_keras.py", "--rows", "20000", "--epochs", "2")
+    """On torch: each of a dozen processes imports the backend."""
+    run = run_example("spark_estimator_keras.py", "--rows", "20000", "--epochs", "2", KERAS_BACKEND="torch")
     assert re.fullmatch(r"test error: \d\.\d{4}, more than 1\.3; give more .*", run.stderr.splitlines()[-1]), run.stderr
     epochs = run.stdout.splitlines()[:2]
     for number, line in enumerate(epochs, 1):
