@@ -17,19 +17,19 @@ HVDRUN = [sys.executable, "-m", "hvd_cluster", "-np", "2"]
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "backend", "options", "told"),
     [
-        ("keras_digits.py", [], r"epoch  1   loss \d\.\d{4}   held-out accuracy [01]\.\d{4}"),
-        ("tensorflow_digits.py", [], r"epoch  1   loss \d\.\d{4}   held-out accuracy [01]\.\d{4}"),
-        ("elastic_keras.py", ["--min-np", "1"], r"epoch  1   ranks 2   held-out accuracy [01]\.\d{4}"),
+        ("keras_digits.py", "torch", [], r"epoch  1   loss \d\.\d{4}   held-out accuracy [01]\.\d{4}"),
+        ("tensorflow_digits.py", "tensorflow", [], r"epoch  1   loss \d\.\d{4}   held-out accuracy [01]\.\d{4}"),
+        ("elastic_keras.py", "torch", ["--min-np", "1"], r"epoch  1   ranks 2   held-out accuracy [01]\.\d{4}"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.endswith(".py") else "",
 )
-def test_all_ranks_agree(name, options, told):
-    if "tensorflow" not in BACKENDS:
-        pytest.skip("TensorFlow is not installed")
+def test_all_ranks_agree(name, backend, options, told):
+    if backend not in BACKENDS:
+        pytest.skip(f"{backend} is not installed")
     command = [*HVDRUN, *options, sys.executable, str(ROOT / "examples" / name), "--epochs", "1"]
-    variables = {**os.environ, "PYTHONPATH": startup.PATH, "KERAS_BACKEND": "tensorflow"}
+    variables = {**os.environ, "PYTHONPATH": startup.PATH, "KERAS_BACKEND": backend}
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, env=variables)
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("[0]<stdout>:") for line in done.stdout.splitlines() if line.startswith("[0]")]
