@@ -14,6 +14,7 @@ from collectives.controller.process_sets import ProcessSets
 from collectives.controller.submissions import ONCE
 
 Key: TypeAlias = tuple[int, str]
+MOST_APART = 4096
 Upward: TypeAlias = tuple[int | None, Message]
 """A message for the coordinator, and its sender: a rank, or None for the host."""
 
@@ -113,8 +114,9 @@ class Aggregator:
         self._held: set[int] = set()
         self._new: dict[Key, _NewTensor] = {}  # until they have run
         self._held_new: set[Key] = set()
-        self._apart: set[Key] = set()  # new tensors that are forwarded for each rank, until they have run
-        self._joined_sets: set[int] = set()
+        self._apart: dict[Key, None] = {}  # tensors whose requests are forwarded for each rank, until they have run
+        self._apart_sets: set[int] = set()  # a member has joined, or removes the set
+        self._removals: dict[Key, int] = {}
 
     @property
     def holds(self) -> bool:
@@ -178,11 +180,13 @@ class Aggregator:
 
     def _take_request(self, request: Request, rank: int, forwarded: _Forwarded) -> None:
         if request.operation is Operation.JOIN:
-            self._joined_sets.add(request.process_set)
             self._separate_set(request.process_set, forwarded)
-        elif request.key in self._ids:
+        elif request.operation is Operation.REMOVE_PROCESS_SET:
+            self._removals[request.key] = request.root_rank
+            self._separate_set(request.root_rank, forwarded)
+        elif request.key in self._ids or request.group:
             self._separate_key(request.key, forwarded)
-        elif request.operation not in ONCE and not request.group:
+        elif request.operation not in ONCE:
             self._take_new(request, rank, forwarded)
             return
         forwarded.add_new(request, rank)
@@ -191,7 +195,8 @@ class Aggregator:
         key = request.key
         members = self._members.get(request.process_set, ())
         known = self._new.get(key, _NewTensor(request, members))
-        if rank not in members or request.process_set in self._joined_sets or known.request != request:
+        is_alone = rank not in members or request.process_set in self._apart_sets
+        if is_alone or known.request != request or rank in known.sent_by:
             self._separate_new(key, forwarded)
         if key in self._apart:
             forwarded.add_new(request, rank)
@@ -217,7 +222,7 @@ class Aggregator:
 
     def _separate_new(self, key: Key, forwarded: _Forwarded) -> None:
         """Forward the new tensor ``key`` for each rank, from now on until it has run."""
-        self._apart.add(key)
+        self._set_apart(key)
         tensor = self._new.pop(key, None)
         if tensor is None or key not in self._held_new:
             return
@@ -227,6 +232,13 @@ class Aggregator:
         if tensor.urgent:
             forwarded.urge_new(key, tensor.sent_by[0])
 
+    def _set_apart(self, key: Key) -> None:
+        """Those that never run are forgotten in the end. A tensor of which a rank has sent its own is held then."""
+        self._apart.pop(key, None)
+        self._apart[key] = None
+        if len(self._apart) > MOST_APART:
+            del self._apart[next(iter(self._apart))]
+
     def _separate_key(self, key: Key, forwarded: _Forwarded) -> None:
         """Forward the tensor ``key`` for each rank, with an id or not."""
         if key in self._ids:
@@ -234,6 +246,7 @@ class Aggregator:
         self._separate_new(key, forwarded)  # the id may be dropped before the tensor runs
 
     def _separate_set(self, process_set: int, forwarded: _Forwarded) -> None:
+        self._apart_sets.add(process_set)
         for id in self._of_set(process_set):
             self._separate(id, forwarded)
         for key in [key for key in self._new if key[0] == process_set]:
@@ -254,7 +267,7 @@ class Aggregator:
             forwarded.urge(id, *tensor.members)
 
     def _is_separate(self, tensor: _Tensor) -> bool:
-        if tensor.request.process_set in self._joined_sets:
+        if tensor.request.process_set in self._apart_sets:
             tensor.separate = True
         return tensor.separate
 
@@ -299,28 +312,40 @@ class Aggregator:
 
     def _end_new(self, key: Key) -> None:
         self._new.pop(key, None)
-        self._apart.discard(key)
+        self._apart.pop(key, None)
 
     def _refuse(self, message: Refuse, forwarded: _Forwarded) -> None:
         key = message.process_set, message.name
+        self._apart_sets.discard(self._removals.pop(key, -1))
         if key in self._ids:
             self._forget((self._ids[key],), forwarded)
         if message.text == ABANDONED or key in self._held_new:  # others may have sent it, and it may still run
             self._separate_new(key, forwarded)
         else:
-            self._end_new(key)
+            self._new.pop(key, None)  # one that is apart stays so: a rank may have sent it again already
 
     def _follow(self, response: Response, forwarded: _Forwarded) -> None:
         """Apply the collectives that change the process sets or the joined ranks; none of them is ever cached."""
         request = response.request
         if request.operation is Operation.JOIN:
-            self._joined_sets.discard(request.process_set)
+            self._apart_sets.discard(request.process_set)
         elif request.operation is Operation.ADD_PROCESS_SET:
             self._members[response.sizes[0]] = self._here(request.splits)
+            self._end_apart(response.sizes[0])
         elif request.operation is Operation.REMOVE_PROCESS_SET:
-            self._separate_set(request.root_rank, forwarded)
-            self._forget(self._of_set(request.root_rank), forwarded)
-            self._joined_sets.discard(request.root_rank)
+            self._remove_set(request.root_rank, forwarded)
+            self._removals.pop(request.key, None)
+
+    def _remove_set(self, process_set: int, forwarded: _Forwarded) -> None:
+        """What ranks still send of it goes up at once: another set may get its number."""
+        self._separate_set(process_set, forwarded)
+        self._forget(self._of_set(process_set), forwarded)
+        self._members.pop(process_set, None)
+        self._end_apart(process_set)
+        self._apart_sets.discard(process_set)
+
+    def _end_apart(self, process_set: int) -> None:
+        self._apart = {key: None for key in self._apart if key[0] != process_set}
 
     def _of_set(self, process_set: int) -> list[int]:
         return [id for id, tensor in self._tensors.items() if tensor.request.process_set == process_set]
@@ -328,7 +353,13 @@ class Aggregator:
     def _forget(self, ids: Iterable[int], forwarded: _Forwarded) -> None:
         for id in ids:
             if id in self._tensors:
+                tensor = self._tensors[id]
+                key = tensor.request.key
+                if (
+                    tensor.separate or tensor.sent_by
+                ):  # the coordinator may have it from some ranks; others send it anew
+                    self._set_apart(key)
                 self._separate(id, forwarded)
-                key = self._tensors.pop(id).request.key
+                del self._tensors[id]
                 if self._ids.get(key) == id:
                     del self._ids[key]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.api import DType, Operation, Parameters, Request
-from collectives.controller.aggregation import Aggregator
+from collectives.controller.aggregation import MOST_APART, Aggregator
 from collectives.controller.coordinator import Coordinator
 from collectives.controller.errors import ErrorData
 from collectives.controller.messages import (
@@ -142,6 +142,8 @@ def test_new_tensors_that_differ_go_up_by_rank(host):
     assert say_new(host, 3, request=OTHER) == words
     assert say_new(host, 5, urgent=(NEW.key,)) == [(5, Ready((NEW,), urgent=(NEW.key,)))]
     host.down(Refuse(0, "new", "they differ"))
+    assert say_new(host, *HERE) == [(rank, Ready((NEW,))) for rank in HERE], "rank 5 may have sent it before"
+    host.down(run(Response(7, NEW), forget=(7,)))
     assert say_new(host, *HERE) == [(None, Together(HERE, requests=(NEW,)))]
 
 
@@ -176,11 +178,63 @@ def test_an_abandoned_new_tensor_goes_up_by_rank_until_it_has_run(host):
     assert say(host, *HERE, ids=(7,)) == [(None, Together(HERE, (7,)))]
 
 
+def test_a_tensor_whose_id_went_up_alone_and_is_dropped_is_not_held(host):
+    """Rank 2 has sent its id, and sends it anew when the coordinator asks."""
+    say(host, 2)
+    assert host.flush() == [(2, Ready(ids=(1,)))]
+    host.down(run(Response(7, NEW), forget=(1,)))
+    again = Ready((tensor("a"),), urgent=((0, "a"),))
+    assert host.up(3, again) == [(3, again)]
+    assert not host.holds
+
+
+@pytest.mark.parametrize("grouped_first", [False, True])
+def test_a_tensor_in_a_group_here_and_in_none_there_is_not_held(host, grouped_first):
+    grouped = tensor("new", group="g", group_size=2)
+    requests = [grouped, NEW] if grouped_first else [NEW, grouped]
+    words = [
+        each for rank, request in zip((2, 3), requests, strict=True) for each in say_new(host, rank, request=request)
+    ]
+    assert words == [(2, Ready((requests[0],))), (3, Ready((requests[1],)))]
+    assert not host.holds
+
+
+REMOVE = Request("remove", Operation.REMOVE_PROCESS_SET, root_rank=2)
+REMOVED = run(Response(21, REMOVE), forget=(21,))
+ADDED = run(Response(22, Request("add", Operation.ADD_PROCESS_SET, splits=(2, 5)), (2,)), forget=(22,))
+
+
+def test_what_is_held_goes_up_before_the_removal_of_its_set_and_at_once_after_it(host):
+    new = tensor("new", 2)
+    say_new(host, 2, request=new)
+    assert host.up(2, Ready((REMOVE,))) == [(2, Ready((new, REMOVE)))]
+    assert say_new(host, 5, request=new) == [(5, Ready((new,)))]
+    assert host.down(REMOVED) == []
+    assert say_new(host, 2, request=new) == [(2, Ready((new,)))]
+    host.down(Refuse(2, "new", "removed"))
+    host.down(ADDED)
+    assert say_new(host, 2, 5, request=new) == [(None, Together((2, 5), requests=(new,)))]
+
+
+def test_a_removal_that_is_refused_leaves_the_set_as_it_was(host):
+    host.up(2, Ready((REMOVE,)))
+    host.down(Refuse(0, "remove", "they differ"))
+    assert say_new(host, 2, 5, request=tensor("new", 2)) == [(None, Together((2, 5), requests=(tensor("new", 2),)))]
+
+
+def test_tensors_that_are_abandoned_for_good_are_forgotten_in_the_end(host):
+    for number in range(2 * MOST_APART):
+        host.up(2, Ready((tensor(str(number)),)))
+        host.up(2, Ready(abandoned=((0, str(number)),)))
+        host.down(Refuse(0, str(number), ABANDONED))
+    assert len(host._apart) == MOST_APART
+    assert not host.holds
+
+
 def test_a_held_new_tensor_of_a_set_that_is_removed_goes_up(host):
     new = tensor("new", 2)
     say_new(host, 5, request=new)
-    remove = Request("remove", Operation.REMOVE_PROCESS_SET, root_rank=2)
-    assert host.down(run(Response(21, remove), forget=(21,))) == [(5, Ready((new,)))]
+    assert host.down(REMOVED) == [(5, Ready((new,)))]
     assert not host.holds
 
 
