@@ -132,6 +132,6 @@ def check_refused_list():
 
 
 @each_check(globals())
-@pytest.mark.parametrize("ranks", [1, 3], indirect=True)
+@pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)
