@@ -19,7 +19,7 @@ from hvd_cluster.torch.elastic.state import TorchState
 from hvd_cluster.torch.optimizer.shard import ParameterShard
 from tests.collectives.engine.job import until
 from tests.hvd_cluster.torch.training import build, flat, loss_of
-from tests.hvd_cluster.torch.worlds import go_to
+from tests.hvd_cluster.torch.worlds import await_center, go_to
 
 ROWS = 12
 
@@ -82,6 +82,8 @@ def live(worlds, cycle, batches, make_state=new_state):
     """
     os.environ["HOROVOD_CYCLE_TIME"] = "1"  # gradients travel in backward
     state, seen = None, []
+    if worlds[0][0]:
+        await_center(worlds[0][0])
     for world in worlds:
         go_to(*world)
         if state is None:

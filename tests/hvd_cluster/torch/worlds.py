@@ -20,18 +20,18 @@ def place(rank, size, hosts=""):
 
 
 def go_to(round, rank, size, hosts=""):
-    """Change to the world ``round``, as ``rank``; see :func:`place`.
-
-    A newcomer waits for rank 0, which in a start of an earlier world would hear of this one, and end that start.
-    """
+    """Change to the world ``round``, as ``rank``; see :func:`place`."""
     world = world_from_environment(os.environ)
-    if round and rank and not basics.is_initialized():
-        _await_center(world, round)
     host = hosts[rank] if hosts else world.host
     basics.change_world(replace(world, round=round, topology=place(rank, size, hosts), host=host))
 
 
-def _await_center(world, round):
+def await_center(round):
+    """Return when rank 0 is in the world ``round``, where this process is a newcomer.
+
+    In a start of an earlier world rank 0 would hear of this one, and end that start.
+    """
+    world = world_from_environment(os.environ)
     secret = Settings.from_environment(os.environ, world.topology).secret
     with closing(RendezvousClient(*world.rendezvous, secret, 60.0)) as client:
         PrefixStore(client, world.job).get(f"round-{round}/start-0/rank-0", 60.0)
