@@ -193,7 +193,7 @@ class Coordinator:
             self._agree(key, pending, now)
 
     def _take_failures(self, rank: int, message: Ready, now: float) -> None:
-        """What one rank has rejected, abandoned, or found to be unknown."""
+        """Calls that one rank has rejected or abandoned, and ids that were unknown."""
         for rejection in message.rejected:
             self._take_rejection(rank, rejection)
         for rejection in message.rejected:  # only now: another rank may have rejected a shorter group
