@@ -15,6 +15,7 @@ from collectives.controller.submissions import ONCE
 
 Key: TypeAlias = tuple[int, str]
 MOST_APART = 4096
+"""The most keys that an aggregator remembers because their requests pass for each rank."""
 Upward: TypeAlias = tuple[int | None, Message]
 """A message for the coordinator, and its sender: a rank, or None for the host."""
 
@@ -54,7 +55,7 @@ class _NewTensor:
 
 @dataclass(slots=True)
 class _Content:
-    """What a message to the coordinator will have."""
+    """The tensors of one message to the coordinator."""
 
     ids: list[int] = field(default_factory=list)
     urgent_ids: list[int] = field(default_factory=list)
@@ -84,11 +85,11 @@ class _Forwarded:
         self._contents[ranks].urgent.append(key)
 
     def take(self, *ranks: int) -> _Content | None:
-        """Remove and return what is of ``ranks``."""
+        """Remove and return the tensors of ``ranks``."""
         return self._contents.pop(ranks, None)
 
     def messages(self) -> list[Upward]:
-        """What is left, as messages."""
+        """A message for each group of ranks that has not been taken."""
         return [_message(ranks, content.fields()) for ranks, content in self._contents.items()]
 
 
@@ -233,7 +234,10 @@ class Aggregator:
             forwarded.urge_new(key, tensor.sent_by[0])
 
     def _set_apart(self, key: Key) -> None:
-        """Those that never run are forgotten in the end. A tensor of which a rank has sent its own is held then."""
+        """Forward each request for ``key`` at once. The oldest of many keys is forgotten: its tensor may never run.
+
+        If it does run, its requests are held for a second at most.
+        """
         self._apart.pop(key, None)
         self._apart[key] = None
         if len(self._apart) > MOST_APART:
@@ -337,7 +341,7 @@ class Aggregator:
             self._removals.pop(request.key, None)
 
     def _remove_set(self, process_set: int, forwarded: _Forwarded) -> None:
-        """What ranks still send of it goes up at once: another set may get its number."""
+        """Later requests for the set pass at once, because another set may get its number."""
         self._separate_set(process_set, forwarded)
         self._forget(self._of_set(process_set), forwarded)
         self._members.pop(process_set, None)
@@ -355,9 +359,8 @@ class Aggregator:
             if id in self._tensors:
                 tensor = self._tensors[id]
                 key = tensor.request.key
-                if (
-                    tensor.separate or tensor.sent_by
-                ):  # the coordinator may have it from some ranks; others send it anew
+                # The coordinator may have it from some ranks, and the others will send their requests.
+                if tensor.separate or tensor.sent_by:
                     self._set_apart(key)
                 self._separate(id, forwarded)
                 del self._tensors[id]
