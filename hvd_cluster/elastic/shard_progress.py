@@ -71,7 +71,7 @@ class ShardProgress:
                 self._check(share)
         left = max(self.left)
         if left == 0:  # the ranks with the rest of this epoch have gone
-            self._end_epoch()
+            self.end_epoch()
         return left
 
     def _check(self, share: DataShard) -> None:
@@ -135,9 +135,10 @@ class ShardProgress:
                 self._trained[share.number] = share.digest, self._first(share) + 1
         self.step += 1
         if not any(map(self._left, self._shares)):
-            self._end_epoch()
+            self.end_epoch()
 
-    def _end_epoch(self) -> None:
+    def end_epoch(self) -> None:
+        """The next step is the first one of the next epoch, also where batches are left. All ranks call it."""
         self.epoch, self.step, self._trained = self.epoch + 1, 0, {}
 
     def state_dict(self) -> dict[str, Any]:

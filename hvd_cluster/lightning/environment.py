@@ -34,6 +34,8 @@ class RankEnvironment:
         """The global ranks of the members, in order."""
         if not basics.is_initialized():
             basics.init()
+        if self.process_set is global_process_set:
+            return list(range(basics.size()))  # a newcomer of an elastic job, which is still alone, expects these
         members = self.process_set.ranks or []
         if self.process_set.process_set_id is None:
             raise InvalidRequestError(

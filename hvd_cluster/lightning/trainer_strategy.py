@@ -49,12 +49,27 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
         if self._layer_sync is not None:
             self._undo.callback(self._join_layers())
         super().setup(trainer)
-        broadcast_module(self.lightning_module, self.root_rank, self.process_set)
+        self._share_module()
         self._distribute_optimizers()
-        if self.is_distributed:
-            first = self._callback_kind(self.process_set, self._distributed, self.share)
+        self._share_optimizers()
+        first = self._first_callback()
+        if first is not None:
             trainer.callbacks.insert(0, first)
             self._undo.callback(trainer.callbacks.remove, first)
+
+    def _first_callback(self) -> Any:
+        """Comes before all callbacks of the user; None in a world of one."""
+        if not self.is_distributed:
+            return None
+        return self._callback_kind(self.process_set, self._distributed, self.share)
+
+    def _share_module(self) -> None:
+        broadcast_module(self.lightning_module, self.root_rank, self.process_set)
+
+    def _share_optimizers(self) -> None:
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, torch.optim.Optimizer):
+                hvd.broadcast_optimizer_state(optimizer, self.root_rank, process_set=self.process_set)
 
     def _join_layers(self) -> Callable[[], None]:
         """``Trainer(sync_batchnorm=True)``, or a plugin of the user."""
@@ -69,9 +84,6 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
     def _distribute_optimizers(self) -> None:
         named = list(self.lightning_module.named_parameters())
         self._replace_optimizers([self._distributed.wrap(_inner(each), named) for each in self.optimizers])
-        for optimizer in self.optimizers:
-            if isinstance(optimizer, torch.optim.Optimizer):
-                hvd.broadcast_optimizer_state(optimizer, self.root_rank, process_set=self.process_set)
         self._undo.callback(self._release_optimizers)
 
     def _release_optimizers(self) -> None:
@@ -126,7 +138,19 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
             return super().optimizer_step(optimizer, followed(closure, complete), model, **kwargs)
 
 
-class FirstCallback(Callback):
+class GradientCallback(Callback):
+    """Combines gradients after each backward."""
+
+    def __init__(self, optimizers: DistributedOptimizers) -> None:
+        super().__init__()
+        self._distributed = optimizers
+
+    @override
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        self._distributed.after_backward()
+
+
+class FirstCallback(GradientCallback):
     """Combines gradients after each backward, and ends epochs in which ranks have different numbers of batches.
 
     A rank that has used up its batches takes part in the steps of the others, without data, until all have. Then, if
@@ -137,16 +161,11 @@ class FirstCallback(Callback):
     def __init__(
         self, process_set: ProcessSet, optimizers: DistributedOptimizers, share: Callable[[int], None]
     ) -> None:
-        super().__init__()
+        super().__init__(optimizers)
         self._process_set = process_set
-        self._distributed = optimizers
         self._share = share
         self._batches = 0
         self._has_joined = False
-
-    @override
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        self._distributed.after_backward()
 
     @override
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

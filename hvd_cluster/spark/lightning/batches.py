@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from collectives import override
 from hvd_cluster.ops.objects import allgather_object
 from hvd_cluster.spark.estimators.columns import key_of
 from hvd_cluster.spark.estimators.history import require_rows, with_all_ranks
@@ -68,6 +69,11 @@ class NamedBatches:
         self.is_filler = False
         self.ranks_with_rows: list[int] = []
 
+    @property
+    def weight(self) -> float:
+        """How much the loss of the present batch counts among the ranks."""
+        return 1.0
+
     def most(self) -> int:
         """The number of batches in an epoch of the rank with the most. All ranks make the first call together.
 
@@ -111,6 +117,37 @@ class NamedBatches:
 
     def _batches(self) -> Iterator[Batch]:
         return (self._layout.batch(rows, self._dtype) for rows in itertools.islice(self._shard.torch(), self._limit))
+
+
+class ElasticBatches(NamedBatches):
+    """The batches that are left of an epoch of an :class:`ElasticShard`; none unless :attr:`is_open`.
+
+    All ranks have equally many. After its own batches, a rank has some whose :attr:`weight` is 0. Training says when it
+    begins an epoch anew: :attr:`own` counts the batches with rows since then.
+    """
+
+    def __init__(self, shard: Any, layout: NamedLayout, dtype: torch.dtype) -> None:
+        super().__init__(shard, layout, dtype, None, together=True)
+        self.is_open = False
+
+    @property
+    @override
+    def weight(self) -> float:
+        weight: float = self._shard.weight
+        return weight
+
+    @override
+    def begin(self, batch_idx: int) -> None:
+        self.is_filler = self.weight == 0
+
+    @override
+    def end(self) -> None:
+        self.own += not self.is_filler
+        super().end()
+
+    @override
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches() if self.is_open else iter(())
 
 
 class ValidationBatches(NamedBatches):

@@ -23,6 +23,7 @@ from hvd_cluster.spark.lightning.batches import NamedLayout
 from hvd_cluster.spark.lightning.modules import (
     check_averaging,
     check_callbacks,
+    check_elastic,
     check_module,
     check_sharded,
     check_trainer_arguments,
@@ -58,7 +59,6 @@ def gpus(name: str, value: Any) -> int:
 
 NUM_GPUS = ("NumGPUs",)
 LOCAL_BATCHES = "batches come from files of the worker, without a queue and its threads"
-NO_ELASTIC = "a Trainer cannot go on when workers come or go; give run_id and store to go on after a failure"
 
 OWN = (
     EstimatorParameter("input_shapes", "the shape of each input, with -1 for the rows", None, shapes),
@@ -76,8 +76,6 @@ OWN = (
     ineffective("val_async_data_loader_queue_size", None, LOCAL_BATCHES),
     refused("loss_constructors", "make the losses in the LightningModule, or give loss with a model of torch"),
     refused("train_minibatch_fn", "write training_step of a LightningModule, or use the TorchEstimator"),
-    refused("min_num_proc", NO_ELASTIC),
-    refused("max_num_proc", NO_ELASTIC),
 )
 
 
@@ -149,7 +147,10 @@ class LightningEstimator(TorchBasedEstimator):
         check_callbacks(settings["callbacks"], package)
         check_averaging(model, settings["callbacks"])
         check_trainer_arguments(settings["trainer_args"] or {}, package)
-        check_sharded(model, settings)
+        if settings["min_num_proc"] is settings["max_num_proc"] is None:
+            check_sharded(model, settings)
+        else:
+            check_elastic(model, settings)
 
     @override
     def _training(
@@ -161,7 +162,7 @@ class LightningEstimator(TorchBasedEstimator):
             for loss in losses if columns.weight is not None else ():
                 unreduced(loss)
         metric_groups(settings["metrics"], labels)
-        return train, (packed(_fit_of(settings, columns, run)),)
+        return train, (packed(_fit_of(settings, columns, run, elastic)),)
 
 
 def _check_plain(settings: Mapping[str, Any]) -> None:
@@ -179,7 +180,7 @@ def _check_plain(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder) -> LightningFit:
+def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder, elastic: bool) -> LightningFit:
     arguments = {
         "logger": False if settings["logger"] is None else settings["logger"],
         "log_every_n_steps": settings["log_every_n_steps"],
@@ -193,5 +194,6 @@ def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder) ->
         run,
         optimizer=optimizer_in(settings),
         arguments=arguments,
+        elastic=elastic,
         **LightningFit.chosen({**settings, "use_gpu": settings["use_gpu"] and settings["num_gpus"] != 0}),
     )

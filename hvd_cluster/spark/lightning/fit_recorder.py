@@ -76,14 +76,17 @@ class FitRecord:
     """Those of the present epoch: of the training, and of the validation if there was one."""
     last_weights: list[torch.Tensor] = field(default_factory=list)
     """Those at the end of the training, before callbacks of the user change them; where another epoch is kept."""
+    is_elastic: bool = False
+    """Whether ranks come and go: then all of them keep the states of the best epoch."""
 
     @classmethod
-    def of(cls, epochs: int, kept: Mapping[str, Any] | None) -> FitRecord:
+    def of(cls, epochs: int, kept: Mapping[str, Any] | None, is_elastic: bool = False) -> FitRecord:
         """``kept`` is what a checkpoint has of ours."""
         if kept is None:
-            return cls(EpochRange.of(epochs))
+            return cls(EpochRange.of(epochs), is_elastic=is_elastic)
         history = list(kept["history"])
-        return cls(EpochRange.of(epochs, len(history), tuple(kept["epochs"])), history, BestEpoch(**kept["best"]))
+        epochs_left = EpochRange.of(epochs, len(history), tuple(kept["epochs"]))
+        return cls(epochs_left, history, BestEpoch(**kept["best"]), is_elastic=is_elastic)
 
     def kept(self) -> dict[str, Any]:
         """Our part of a checkpoint: the states of the best epoch only where they are not those of the last."""
@@ -167,19 +170,22 @@ class ValueExchange(Callback):
 
     @override
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._batches.end()
         loss = loss_of(outputs)
-        if loss is not None and pl_module.automatic_optimization:
-            loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it
+        if loss is not None and pl_module.automatic_optimization and not self._batches.is_filler:
+            loss = loss * trainer.accumulate_grad_batches / self._batches.weight  # Lightning has divided it
+        self._batches.end()
         self._values.end(loss)
-        for norm in self._norms:
-            norm.train()
-        self._norms = []
+        self._restore_norms()
         if basics.rank() == 0:
             seen = self._train
             self._reporter.step(trainer.current_epoch, self._record.epochs.end, seen.rows, lambda: _mean(seen))
         if trainer.is_last_batch:  # before the validation
             self._share(trainer)
+
+    def _restore_norms(self) -> None:
+        for norm in self._norms:
+            norm.train()
+        self._norms = []
 
     def _share(self, trainer: Any) -> None:
         """Ranks without rows get the state of one with rows: the batch that they have is no step."""
@@ -293,14 +299,14 @@ class FitRecorder(Callback):
             self._reporter.end(epoch, record.epochs.end, record.totals["train"].rows, train, validation)
 
     def _keep(self, value: float | None, epoch: int) -> None:
-        """The states of this epoch on rank 0, where it is the best so far."""
+        """The states of this epoch, where it is the best so far."""
         best = self._record.best
         if value is None:
             self._warn_of_no_value()
             if best.loss is not None:  # an epoch without validation
                 return
         if is_better(value, best.loss):
-            keeps = value is not None and basics.rank() == 0
+            keeps = value is not None and (basics.rank() == 0 or self._record.is_elastic)
             self._record.best = BestEpoch(epoch, value, self._states() if keeps else {})
 
     def _warn_of_no_value(self) -> None:

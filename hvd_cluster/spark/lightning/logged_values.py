@@ -192,6 +192,7 @@ class ValueRecorder:
         """The values of all ranks, which all call this; they are logged, too, so that callbacks see them."""
         total = merged(allgather_object(phase.plain(), "lightning.values"))
         numbers = {name: self._number(value) for name, value in sorted(total.logged.items())}
+        self.forget(total)
         for name, number in numbers.items():
             value = total.logged[name]
             shown = {"on_step": False, "on_epoch": True, "logger": value.is_shown}
@@ -206,9 +207,13 @@ class ValueRecorder:
         metric = self.module.get_submodule(value.total)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a rank without rows has not updated it
-            found = float(metric.compute())
-        metric.reset()
-        return found
+            return float(metric.compute())
+
+    def forget(self, phase: PhaseValues) -> None:
+        """Reset the metrics of torchmetrics in ``phase``."""
+        for value in phase.logged.values():
+            if value.op == METRIC:
+                self.module.get_submodule(value.total).reset()
 
 
 def _is_metric(value: Any) -> bool:

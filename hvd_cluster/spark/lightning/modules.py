@@ -105,18 +105,35 @@ def check_sharded(model: Any, settings: Mapping[str, Any]) -> None:
     """Raise ValueError where workers could not share the steps of ``model``, or its parameters, as ``sharded`` says."""
     if not settings["sharded"]:
         return
-    if not getattr(model, "automatic_optimization", True):
-        raise ValueError(
-            f"sharded is given, but {type(model).__name__} has manual optimization: a worker with fewer rows does not "
-            "know which steps the others make; let the module have automatic optimization, or leave out sharded"
-        )
-    check_batch_norm(model, bool((settings["trainer_args"] or {}).get("sync_batchnorm")))
+    check_equal_steps(model, settings, "sharded")
     swaps = [each for each in settings["callbacks"] if lightning_base(type(each), "WeightAveraging") is not None]
     if swaps and settings["sharded"] != "rank":
         raise ValueError(
             f"sharded is {settings['sharded']!r}, but the callback {type(swaps[0]).__name__} exchanges parameters with "
             'their averages, once in each worker that shares them; give sharded="rank"'
         )
+
+
+def check_elastic(model: Any, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where a fit of ``model`` could not go on when workers come or go."""
+    name = "min_num_proc" if settings["min_num_proc"] is not None else "max_num_proc"
+    check_equal_steps(model, settings, name)
+    for callback in settings["callbacks"]:
+        if any(lightning_base(type(callback), base) is not None for base in ("WeightAveraging", AVERAGING)):
+            raise ValueError(
+                f"{name} is given, but a worker that comes later lacks the averages that the callback "
+                f"{type(callback).__name__} has made; leave out {name}, or the callback"
+            )
+
+
+def check_equal_steps(model: Any, settings: Mapping[str, Any], name: str) -> None:
+    """Raise ValueError where workers could not take equally many steps, as the parameter ``name`` needs it."""
+    if not getattr(model, "automatic_optimization", True):
+        raise ValueError(
+            f"{name} is given, but {type(model).__name__} has manual optimization: a worker with fewer rows does not "
+            f"know which steps the others make; let the module have automatic optimization, or leave out {name}"
+        )
+    check_batch_norm(model, bool((settings["trainer_args"] or {}).get("sync_batchnorm")), name)
 
 
 def check_averaging(model: torch.nn.Module, callbacks: Sequence[Any]) -> None:

@@ -46,6 +46,7 @@ class LightningFit(TorchSettings):
     run: RunFolder
     optimizer: torch.optim.Optimizer | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    elastic: bool = False
 
 
 def train(shard: Any, payload: bytes) -> dict[str, Any] | None:
@@ -53,25 +54,38 @@ def train(shard: Any, payload: bytes) -> dict[str, Any] | None:
     fit: LightningFit = unpacked(payload)
     basics.init()
     with tempfile.TemporaryDirectory(prefix="hvd-lightning-") as folder:
-        return LightningTraining(fit, shard, folder).run()
+        return training_for(fit)(fit, shard, folder).run()
+
+
+def training_for(fit: LightningFit) -> type[LightningTraining]:
+    """The class of the training."""
+    if fit.elastic:
+        from hvd_cluster.spark.lightning.elastic import ElasticLightningTraining
+
+        return ElasticLightningTraining
+    return LightningTraining
 
 
 class LightningTraining:
     """A fit of a Trainer on one rank. ``folder`` is for files that are not needed after it."""
 
+    EXCHANGE: type[ValueExchange] = ValueExchange
+    exchange: ValueExchange
+
     def __init__(self, fit: LightningFit, shard: Any, folder: str) -> None:
         self.fit = fit
+        self.shard = shard
         self.folder = folder
         if fit.seed is not None:
             import_module(PACKAGES[fit.package]).seed_everything(fit.seed + basics.rank(), verbose=False)
-        self.device = rank_device(fit.use_gpu)
+        self.device = rank_device(fit.use_gpu, fit.elastic)
         self.module = self._module()
         dtype = next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
-        self.batches = NamedBatches(shard, fit.layout, dtype, fit.train_steps, together=bool(fit.sharded))
+        self.batches = self._batches(dtype)
         self.validation = self._validation(shard.validation, dtype)
-        checkpoint = checkpoint_of(broadcast_object(fit.run.read() if basics.rank() == 0 else None, 0, "lightning.run"))
+        checkpoint = checkpoint_of(self._checkpoint())
         self.resumed = None if checkpoint is None else self._resumable(checkpoint)
-        self.record = FitRecord.of(fit.epochs, checkpoint and checkpoint[OURS])
+        self.record = FitRecord.of(fit.epochs, checkpoint and checkpoint[OURS], fit.elastic)
         if self.record.best.loss is not None and not self.record.best.states and checkpoint is not None:
             self.record.best.states = self._states_in(checkpoint)
 
@@ -83,6 +97,15 @@ class LightningTraining:
         losses = for_each_label(fit.losses, len(fit.layout.labels), "loss")
         arguments = fit.model, fit.optimizer, fit.layout, losses, fit.loss_weights, fit.metrics
         return supervised(fit.package, *arguments)
+
+    def _batches(self, dtype: torch.dtype) -> NamedBatches:
+        return NamedBatches(self.shard, self.fit.layout, dtype, self.fit.train_steps, together=bool(self.fit.sharded))
+
+    def _checkpoint(self) -> bytes | None:
+        """That of the run, on all ranks."""
+        data = self.fit.run.read() if basics.rank() == 0 else None
+        found: bytes | None = broadcast_object(data, 0, "lightning.run")
+        return found
 
     def _validation(self, kept_apart: Any, dtype: torch.dtype) -> ValidationBatches | None:
         base = lightning_base(type(self.module))
@@ -163,11 +186,12 @@ class LightningTraining:
     def _callbacks(self) -> list[Any]:
         fit, record = self.fit, self.record
         values, reporter = ValueRecorder(self.module), ProgressReporter(bool(fit.verbose))
-        first = in_package(fit.package, ValueExchange, "Callback")
+        first = in_package(fit.package, self.EXCHANGE, "Callback")
         last = in_package(fit.package, FitRecorder, "Checkpoint")
         monitor, save = monitor_of(fit.callbacks), None if fit.run.store is None else self._save
+        self.exchange = first(record, values, self.batches, reporter, fit.terminate_on_nan)
         return [
-            first(record, values, self.batches, reporter, fit.terminate_on_nan),
+            self.exchange,
             *fit.callbacks,
             last(record, values, monitor, reporter, self.states, save),
         ]
@@ -219,13 +243,14 @@ def skip_fillers(module: Any, batches: NamedBatches) -> None:
     """Let ``module`` not see a batch that is no rows.
 
     It does not step then, because this rank joins the steps of the others, unless all ranks have the same batches.
+    Where batches have a weight, the loss is multiplied by it.
     """
     see, step = module.training_step, module.optimizer_step
 
     @functools.wraps(see)
     def training_step(*args: Any, **kwargs: Any) -> Any:
         if not batches.is_filler:
-            return see(*args, **kwargs)
+            return weighed(see(*args, **kwargs), batches.weight)
         return torch.zeros((), requires_grad=True) if module.automatic_optimization else None
 
     @functools.wraps(step)
@@ -238,6 +263,13 @@ def skip_fillers(module: Any, batches: NamedBatches) -> None:
             step(epoch, batch_idx, optimizer, optimizer_closure, *args, **kwargs)
 
     module.training_step, module.optimizer_step = training_step, optimizer_step
+
+
+def weighed(output: Any, weight: float) -> Any:
+    """What ``training_step`` has returned, with its loss times ``weight``."""
+    if weight == 1 or output is None:
+        return output
+    return {**output, "loss": output["loss"] * weight} if isinstance(output, Mapping) else output * weight
 
 
 def counting(trainer: type[Any], most: Callable[[], int]) -> type[Any]:

@@ -219,10 +219,13 @@ def metric_values(
     }
 
 
-def check_batch_norm(model: torch.nn.Module, synchronizes: bool = False) -> None:
-    """Raise ValueError where batch norm of ``model`` needs the rows of all workers in each step of a sharded fit."""
+def check_batch_norm(model: torch.nn.Module, synchronizes: bool = False, name: str = "sharded") -> None:
+    """Raise ValueError where batch norm of ``model`` needs the rows of all workers in each step.
+
+    The parameter ``name`` lets a worker without rows make the steps of the others.
+    """
     if synchronizes or any(isinstance(each, hvd.SyncBatchNorm) for each in model.modules()):
         raise ValueError(
-            "sharded is given with batch norm over all workers, which would wait for a worker that has used up its "
-            "rows; leave out sync_batchnorm and SyncBatchNorm, or sharded"
+            f"{name} is given with batch norm over all workers, which would wait for a worker that has used up its "
+            f"rows; leave out sync_batchnorm and SyncBatchNorm, or {name}"
         )

@@ -80,5 +80,6 @@ def _watch() -> None:
     register_optimizer_step_pre_hook(_step_began)
 
 
-def _step_began(*_: Any) -> None:
-    watchers.step_began()
+def _step_began(optimizer: Any, *_: Any) -> None:
+    if not getattr(optimizer, "_evaluates_first", False):
+        watchers.step_began()

@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import OptState
 
 from collectives import InvalidRequestError, process_meter
 from hvd_cluster.core import basics
+from hvd_cluster.elastic.state import watchers
 from hvd_cluster.gradients.options import Options
 from hvd_cluster.torch.mpi_ops import allreduce
 from hvd_cluster.torch.optimizer.hooks import CHANGE_REMEDY, GradientCombiner
@@ -29,6 +30,8 @@ class HookedOptimizer(torch.optim.Optimizer):
     """The first base of a wrapped optimizer's class; the second is the class of the optimizer."""
 
     _combiner: GradientCombiner
+    _evaluates_first = False
+    """Whether a step is under way that has changed nothing yet, because its closure still computes gradients."""
 
     def _distribute(self, names: Names, passes: int, options: Options) -> None:
         self._clear_flags()
@@ -91,7 +94,7 @@ class HookedOptimizer(torch.optim.Optimizer):
         """Combine the gradients, then let the wrapped optimizer step; a closure's gradients are combined after it."""
         try:
             if closure is not None:
-                return self._update(lambda: self._evaluate(closure))
+                return self._update_after(closure)
             if not (self._skip or self._combined_for_step):
                 if self._synchronized:
                     warnings.warn(
@@ -105,6 +108,25 @@ class HookedOptimizer(torch.optim.Optimizer):
             return self._update()
         finally:
             process_meter.count_step()
+
+    def _update_after(self, closure: Callable[[], Any]) -> Any:
+        """The step of the wrapped optimizer, which calls ``closure`` before it changes anything, and perhaps again.
+
+        So a loss during the first call, as in each step of Lightning, finds the state as the last commit left it.
+        """
+
+        def evaluate() -> Any:
+            loss = self._evaluate(closure)
+            if self._evaluates_first:
+                self._evaluates_first = False
+                watchers.step_began()
+            return loss
+
+        self._evaluates_first = True
+        try:
+            return self._update(evaluate)
+        finally:
+            self._evaluates_first = False
 
     def _combine_for_update(self) -> None:
         """Combine the gradients as far as the update needs them."""

@@ -1,6 +1,10 @@
 """Shards whose rows are tensors, and a model, for the training without Spark."""
 
+import itertools
+
 import torch
+
+from hvd_cluster.spark.rows.elastic_shard import ElasticShard
 
 
 class FakeShard:
@@ -24,6 +28,33 @@ class FakeShard:
 
     def batched(self, size):
         return FakeShard(self._sides[0], self._sides[1], size, self._sides[2])
+
+
+class ElasticRows(FakeShard):
+    """The rows of a rank of a job whose ranks come and go, as ElasticShard takes them."""
+
+    has_strings = False
+
+    def digest(self):
+        return 7
+
+    def widths(self):
+        return (1, 1) if self.rows else (0, 0)
+
+    def rest(self, epoch, first):
+        return itertools.islice(FakeShard.torch(self), first, None)
+
+    def torch(self):
+        return self
+
+    def filler(self, widths, strings):
+        return tuple((torch.zeros(self.batch_size, 1),) for _ in range(2))
+
+
+def elastic_line(rows, number, first=0, **options):
+    """As ``line``, the shard with that number."""
+    x = torch.arange(first, first + rows, dtype=torch.float32).reshape(-1, 1) / 10
+    return ElasticShard(ElasticRows([x], [2 * x], **options), number)
 
 
 def line(rows, batch_size=4, first=0, validation=None, weights=None):
