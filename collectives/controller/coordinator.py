@@ -178,8 +178,7 @@ class Coordinator:
 
     def _take(self, rank: int, message: Ready | Together, now: float) -> None:
         ranks = _senders(rank, message)
-        for id in message.ids:
-            self._take_id(ranks, id, now)
+        self._take_ids(ranks, message.ids, now)
         for request in message.requests:
             self._take_request(ranks, request, now)
         if isinstance(message, Ready):
@@ -203,6 +202,13 @@ class Coordinator:
                 self._take_request((rank,), join, now)
         for key in message.abandoned:
             self._abandon(rank, key)
+
+    def _take_ids(self, ranks: tuple[int, ...], ids: tuple[int, ...], now: float) -> None:
+        """Hosts often send the same ids."""
+        if not self._submissions.add_together(ids, ranks, self._cache):
+            for id in ids:
+                self._take_id(ranks, id, now)
+            self._submissions.expect_together(ids, ranks, self._cache)
 
     def _take_id(self, ranks: tuple[int, ...], id: int, now: float) -> None:
         known = self._cache.get(id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 
 from collectives.api import Operation, Request
 from collectives.controller.joins import Joins
@@ -15,54 +16,77 @@ from collectives.controller.waits import Waiting
 
 
 @dataclass(slots=True)
+class Senders:
+    """The ranks that sent an id, those of a message together: a host costs one step, for any number of ranks.
+
+    ``is_common``: tensors whose ids come together have one object, until something else happens to one of them.
+    """
+
+    ranks: list[tuple[int, ...]] = field(default_factory=list)
+    count: int = 0
+    is_common: bool = False
+
+    def add(self, ranks: tuple[int, ...]) -> None:
+        """``ranks`` sent it."""
+        self.ranks.append(ranks)
+        self.count += len(ranks)
+
+
+@dataclass(slots=True)
 class Pending:
     """``by_id`` has the ranks that sent only the id of ``known``, ``requests`` the whole requests of the others.
 
     ``rejected`` has the ranks on which the call failed.
-
-    Ranks whose ids come in one message stay together: a host costs one step, for any number of ranks.
     """
 
     members: tuple[int, ...]
     operation: Operation
     since: float
     known: Known | None = None
-    by_id: list[tuple[int, ...]] = field(default_factory=list)
+    by_id: Senders = field(default_factory=Senders)
     requests: dict[int, Request] = field(default_factory=dict)
     rejected: dict[int, Rejection] = field(default_factory=dict)
-    count: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many ranks have submitted or rejected it."""
+        return self.by_id.count + len(self.requests) + len(self.rejected)
 
     def add_known(self, ranks: tuple[int, ...], known: Known) -> None:
         """``ranks`` submitted the same requests as the last time."""
+        self._part()
         self.known = known
-        self.by_id.append(ranks)
-        self.count += len(ranks)
+        self.by_id.add(ranks)
 
     def add(self, ranks: Sequence[int], request: Request) -> None:
         """Each of ``ranks`` submitted ``request``."""
+        self._part()
         self.requests.update(dict.fromkeys(ranks, request))
-        self.count += len(ranks)
 
     def reject(self, rank: int, rejection: Rejection) -> None:
         """The call failed on ``rank``."""
+        self._part()
         self.rejected[rank] = rejection
-        self.count += 1
 
     def withdraw(self, rank: int) -> bool:
         """Forget the rejection of ``rank``; whether there was one."""
-        found = self.rejected.pop(rank, None) is not None
-        self.count -= found
-        return found
+        return self.rejected.pop(rank, None) is not None
 
     def abandon(self, rank: int) -> bool:
         """Forget that ``rank`` has submitted it; whether it had."""
-        found = self.requests.pop(rank, None) is not None
-        if not found:
-            before = self.by_id
-            self.by_id = [rest for ranks in before if (rest := tuple(each for each in ranks if each != rank))]
-            found = sum(map(len, self.by_id)) < sum(map(len, before))
-        self.count -= found
-        return found
+        if self.requests.pop(rank, None) is not None:
+            return True
+        before, self.by_id = self.by_id, Senders()
+        for ranks in before.ranks:
+            rest = tuple(each for each in ranks if each != rank)
+            if rest:
+                self.by_id.add(rest)
+        return self.by_id.count < before.count
+
+    def _part(self) -> None:
+        """What happens now happens to this tensor alone."""
+        if self.by_id.is_common:
+            self.by_id = Senders([*self.by_id.ranks], self.by_id.count)
 
     @property
     def first(self) -> Request | None:
@@ -90,7 +114,7 @@ class Pending:
 
     def submitted(self) -> set[int]:
         """The ranks that have submitted."""
-        return {*self.requests, *(rank for ranks in self.by_id for rank in ranks)}
+        return {*self.requests, *(rank for ranks in self.by_id.ranks for rank in ranks)}
 
     def answered(self) -> set[int]:
         """The ranks that have submitted or rejected it."""
@@ -114,7 +138,7 @@ class Pending:
         requests = dict(self.requests)
         if self.known is not None:
             known = self.known.requests
-            requests.update((rank, known[rank]) for ranks in self.by_id for rank in ranks)
+            requests.update((rank, known[rank]) for ranks in self.by_id.ranks for rank in ranks)
         return dict(sorted(requests.items()))
 
     def waiting(self, joined: Collection[int]) -> Waiting:
@@ -125,6 +149,7 @@ class Pending:
 
 
 Key = tuple[int, str]
+Ids = tuple[int, ...]
 
 
 class Rejections:
@@ -216,12 +241,35 @@ ONCE = frozenset({Operation.JOIN, Operation.ADD_PROCESS_SET, Operation.REMOVE_PR
 """Operations that are never cached and need every member, joined or not."""
 
 
+@dataclass(frozen=True, slots=True)
+class IdBundle:
+    """The tensors of a message with several ids, which other hosts send, too: each message costs one step."""
+
+    keys: tuple[Key, ...]
+    pending: tuple[Pending, ...]
+    known: tuple[Known, ...]
+    senders: Senders
+
+    def is_whole(self, ids: Ids, pending: Mapping[Key, Pending], cache: ResponseCache) -> bool:
+        """Whether nothing else has happened to any of the tensors, which have these ``ids``."""
+        return (
+            all(map(is_, map(pending.get, self.keys), self.pending))
+            and all(map(is_, map(cache.get, ids), self.known))
+            and all(each.by_id is self.senders for each in self.pending)
+        )
+
+
+MOST_BUNDLES = 64
+"""The most groups of ids at a time: hosts whose gradients become ready in other orders send others."""
+
+
 class Submissions:
     """``pending`` has each half-submitted tensor, by its key. A tensor does not wait for members that have joined."""
 
     def __init__(self, sets: ProcessSets, joins: Joins, rejections: Rejections) -> None:
         self.pending: dict[Key, Pending] = {}
         self._complete: dict[Key, Pending] = {}
+        self._bundles: dict[Ids, IdBundle] = {}
         self._sets = sets
         self._joins = joins
         self._rejections = rejections
@@ -313,6 +361,34 @@ class Submissions:
                 self._rejections.add(other, rejection)
         return True
 
+    def add_together(self, ids: Ids, ranks: tuple[int, ...], cache: ResponseCache) -> bool:
+        """The ``ranks`` of a host sent ``ids``, as another host has done; False if that must be taken id by id."""
+        bundle = self._bundles.get(ids)
+        if bundle is None:
+            return False
+        if self._joins or not bundle.is_whole(ids, self.pending, cache):
+            del self._bundles[ids]
+            return False
+        bundle.senders.add(ranks)
+        if bundle.senders.count == len(bundle.pending[0].members):
+            del self._bundles[ids]
+            self._complete.update(zip(bundle.keys, bundle.pending, strict=True))
+        return True
+
+    def expect_together(self, ids: Ids, ranks: tuple[int, ...], cache: ResponseCache) -> None:
+        """``ranks`` have sent ``ids``, the first ones to do so: other hosts may send the same."""
+        known = tuple(each for id in ids if (each := cache.get(id)) is not None and each.of_all)
+        keys = tuple(each.response.request.key for each in known)
+        pending = tuple(each for key in keys if (each := self.pending.get(key)) is not None)
+        if self._joins or not (len(pending) == len(ids) > 1 and _are_alike(pending, ranks)):
+            return
+        senders = Senders([ranks], len(ranks), is_common=True)
+        for each in pending:
+            each.by_id = senders
+        if len(self._bundles) >= MOST_BUNDLES:
+            self._bundles.pop(next(iter(self._bundles)))
+        self._bundles[ids] = IdBundle(keys, pending, known, senders)
+
     def look(self, key: Key, pending: Pending) -> None:
         """Note whether all members have submitted ``pending`` now."""
         if pending.count == len(pending.members) or (self._joins and pending.lacks_only(self._excused(key, pending))):
@@ -334,3 +410,12 @@ class Submissions:
     def of_id(self, id: int) -> list[Key]:
         """The tensor that ranks submitted by ``id``, which may have been dropped since."""
         return [key for key, pending in self.pending.items() if pending.known and pending.known.response.id == id]
+
+
+def _are_alike(pending: Sequence[Pending], ranks: tuple[int, ...]) -> bool:
+    """Whether ``ranks`` alone have sent ids of all of them, whose members are the same, and which are of no group."""
+    members = pending[0].members
+    return all(
+        each.by_id.ranks == [ranks] and each.members is members and not (each.requests or each.rejected or each.group)
+        for each in pending
+    )

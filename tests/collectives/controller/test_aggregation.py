@@ -488,6 +488,42 @@ def test_with_the_real_coordinator_and_workers(scripted, capacity, threshold, pa
         assert outcomes(world, rank) == script.expected(rank)
 
 
+class Twins:
+    """A coordinator, and one that takes each message id by id: they say the same, and ranks wait for the same."""
+
+    def __init__(self, make):
+        self.one, self.other = make(), make()
+        self.other._submissions.add_together = lambda *_: False
+
+    def __getattr__(self, name):
+        return getattr(self.one, name)
+
+    def receive(self, rank, message, now):
+        """Both hear it."""
+        for each in (self.one, self.other):
+            each.receive(rank, message, now)
+
+    def decide(self, now):
+        """What both say."""
+        found = self.one.decide(now)
+        assert self.other.decide(now) == found
+        assert self.one.waiting() == self.other.waiting()
+        return found
+
+
+@settings(max_examples=250)
+@given(scripts(), st.integers(0, 3), st.booleans(), st.integers(0, 1 << 32))
+def test_ids_that_come_together_count_as_if_they_came_alone(scripted, capacity, patient, seed):
+    size, sets, script = scripted
+    chance = random.Random(seed)
+    cut = chance.randrange(size)
+    hosts = tuple(part for part in (tuple(range(cut)), tuple(range(cut, size))) if len(part) > 1)
+    world = HostedWorld(size, sets, 1 << 20, 2 * capacity, patient, hosts=hosts)
+    parameters = Parameters(1 << 20, CYCLE, patient, cache_capacity=2 * capacity)
+    world.coordinator = Twins(lambda: Coordinator(ProcessSets(size, sets), parameters))
+    script.play(world, chance)
+
+
 TENSOR = Request("a", Operation.ALLREDUCE, DType.FLOAT32, (4,))
 
 
@@ -511,6 +547,27 @@ def test_a_host_speaks_for_its_ranks():
     assert not coordinator.decide(0.0)
     coordinator.receive(1, Ready(ids=(id,)), 0.0)
     assert coordinator.decide(0.0) == [Outgoing((0, 1, 2, 3), Run(((id,),), first=1))]
+
+
+def test_what_happens_to_one_of_several_ids_happens_to_it_alone():
+    """Others of the same message go on together."""
+    coordinator = Coordinator(ProcessSets(6), Parameters(fusion_threshold=0))
+    ids = tuple(known_id(coordinator, range(6), replace(TENSOR, name=name)) for name in "abc")
+    coordinator.receive(0, Together((0, 1), ids), 0.0)
+    coordinator.receive(2, Together((2, 3), ids), 0.0)
+    coordinator.receive(4, Ready(ids=ids[:1]), 0.0)
+    coordinator.receive(5, Ready(abandoned=((0, "b"),)), 0.0)
+    coordinator.receive(1, Ready(abandoned=((0, "b"),)), 0.0)
+    assert {key[1]: waiting.submitted for key, waiting in coordinator.waiting().items()} == {
+        "a": (0, 1, 2, 3, 4),
+        "b": (0, 2, 3),
+        "c": (0, 1, 2, 3),
+    }
+    coordinator.receive(4, Together((4, 5), ids[1:]), 0.0)
+    coordinator.receive(5, Ready(ids=ids[:1]), 0.0)
+    coordinator.receive(1, Ready(ids=ids[1:2]), 0.0)
+    ran = [batch for out in coordinator.decide(0.0) if isinstance(out.message, Run) for batch in out.message.batches]
+    assert sorted(ran) == [(id,) for id in ids]
 
 
 def test_a_host_speaks_for_its_ranks_about_a_new_tensor():

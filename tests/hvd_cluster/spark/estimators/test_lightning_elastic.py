@@ -46,15 +46,7 @@ def test_with_equal_shards_it_is_a_usual_fit(ranks):
 @pytest.mark.parametrize("sharded", [False, "rank"])
 def test_uneven_and_empty_shards(ranks, sharded):
     """Each row counts the same in a step. Ranks that see no rows any more count nothing in values and averages."""
-    seen = []
-
-    class Values(torch.nn.Module):
-        def forward(self, values):
-            seen.append(len(values))
-            return values
-
     module = line_module(optimizer=torch.optim.Adam)
-    module.spy = Values()
     shards = [elastic_line(23, 0, validation=line(5)), elastic_line(0, 1, validation=line(0)), elastic_line(5, 2, validation=line(2))]
     outcome = trained(ranks, fit_of(module, epochs=30, elastic=True, sharded=sharded), *shards)
     assert [record["rows"] for record in outcome["history"]] == [28] * 30
@@ -79,10 +71,6 @@ def stopping(trainer, batch_idx):
     """All ranks stop at the end of the epoch in which one of them wants to."""
     if trainer.global_rank == 1 and trainer.current_epoch == 1 and batch_idx == 1:
         trainer.should_stop = True
-
-
-def skipping(trainer, batch_idx):
-    return -1 if batch_idx == 2 else None
 
 
 def calling(function):
@@ -127,14 +115,8 @@ def test_a_number_of_steps(ranks):
 
 @ONE
 def test_a_hook_that_leaves_steps_out(ranks):
-    import lightning.pytorch as pl
-
-    class Line(pl.LightningModule):
-        def on_train_batch_start(self, batch, batch_idx):
-            return skipping(None, batch_idx)
-
     module = line_module()
-    type(module).on_train_batch_start = Line.on_train_batch_start
+    type(module).on_train_batch_start = lambda self, batch, batch_idx: -1 if batch_idx == 2 else None
     with pytest.raises(ValueError, match=r"has returned -1 in step 3 of epoch 1, but workers that come and go"):
         trained(ranks, fit_of(module, elastic=True), elastic_line(20, 0))
 

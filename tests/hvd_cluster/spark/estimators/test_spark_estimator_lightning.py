@@ -7,12 +7,13 @@ import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import functions as F
+from spark_training import wait_at_gate, with_a_killed_executor
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 pytest.importorskip("pytorch_lightning")
 
-from lightning.pytorch.callbacks import StochasticWeightAveraging  # noqa: E402
+from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging  # noqa: E402
 
 from hvd_cluster.core import basics  # noqa: E402
 from hvd_cluster.spark.estimators.backend import Backend  # noqa: E402
@@ -71,6 +72,30 @@ def by_hand():
 def estimator_of(model=None, **options):
     options = {"num_proc": 2, "verbose": 0, "feature_cols": ["features"], "label_cols": ["y"], **options}
     return LightningEstimator(model=plane() if model is None else model, **options)
+
+
+class Gate(Callback):
+    """Waits at the beginning of the second epoch until the test has killed an executor."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            wait_at_gate(self.folder)
+
+
+def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
+    """At the beginning of its second epoch: the record of the first one stays, and the fit comes to its end."""
+    df = points(spark).withColumn("features", F.array("a", "b"))
+    gate = Gate(str(tmp_path))
+    estimator = estimator_of(epochs=3, min_num_proc=1, validation=0.2, batch_size=16, callbacks=[gate])
+    fitted = with_a_killed_executor(spark, lambda: estimator.fit(df), tmp_path)
+    history = fitted.getHistory()
+    assert [record["epoch"] for record in history] == [0, 1, 2]
+    assert history[0]["rows"] > 250
+    assert history[2]["validation"]["loss"] < history[0]["validation"]["loss"]
+    assert history[2]["validation"]["all_metrics"]["val_loss"] == history[2]["validation"]["loss"]
 
 
 def test_a_pipeline_is_fitted_saved_and_loaded(spark, tmp_path, caplog):
@@ -215,7 +240,12 @@ OPTIMIZER = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1)
             "sharded is given with batch norm over all workers, .* leave out sync_batchnorm",
         ),
         (plane(), {"num_gpus": 2}, "num_gpus is 2, but a worker has one GPU or none"),
-        (plane(), {"min_num_proc": 1}, "min_num_proc is 1, but there is no such feature here: a Trainer cannot go on"),
+        (by_hand(), {"min_num_proc": 1}, "min_num_proc is given, but Plane has manual optimization: .* leave out min"),
+        (
+            plane(),
+            {"max_num_proc": 4, "callbacks": [StochasticWeightAveraging(0.1)]},
+            "max_num_proc is given, but a worker that comes later lacks the averages that the callback Stoch",
+        ),
         (plane(), {"train_minibatch_fn": LOSS}, "train_minibatch_fn is .* write training_step of a LightningModule"),
         (plane(), {"loss_constructors": [LOSS]}, "loss_constructors is .* make the losses in the LightningModule"),
         (plane(), {"input_shapes": [[2]]}, r"input_shapes has \[2\], but a shape must begin with -1"),
