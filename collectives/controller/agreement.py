@@ -11,6 +11,7 @@ from typing import Any
 
 from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request, UnsupportedRequestError
 from collectives.controller.messages import ARGUMENTS, Rejection
+from collectives.controller.response_cache import distinct
 
 SUMS = (ReduceOp.AVERAGE, ReduceOp.SUM)
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
@@ -252,7 +253,7 @@ def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> Dis
 
 def _differ(requests: Mapping[int, Request]) -> bool:
     """Whether some requests differ; most are the same object."""
-    first, *others = {id(request): request for request in requests.values()}.values()
+    first, *others = distinct(requests.values())
     return any(request != first for request in others)
 
 

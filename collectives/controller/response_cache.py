@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from collectives.api import Request
@@ -46,17 +46,22 @@ class Uniform(Mapping[int, Request]):
 
 def compact(requests: Mapping[int, Request], members: tuple[int, ...]) -> Mapping[int, Request]:
     """``requests``, of all ``members`` or some, in as little memory as possible."""
-    distinct = [*{id(request): request for request in requests.values()}.values()]
-    first = distinct[0]
-    if len(requests) == len(members) and all(request == first for request in distinct):
+    first, *others = distinct(requests.values())
+    if len(requests) == len(members) and all(request == first for request in others):
         return Uniform(members, first)
     return requests
 
 
+def distinct(requests: Collection[Request]) -> list[Request]:
+    """One of each object among ``requests``, of which most are the same."""
+    return [*dict(zip(map(id, requests), requests, strict=True)).values()]
+
+
 class ResponseCache:
-    """At most ``capacity`` collectives; 0 turns the cache off."""
+    """At most ``capacity`` collectives; 0 turns the cache off. ``version`` grows when one comes or is dropped."""
 
     def __init__(self, capacity: int) -> None:
+        self.version = 0
         self._capacity = capacity
         self._known: OrderedDict[int, Known] = OrderedDict()
         self._ids: dict[int, dict[str, int]] = {}
@@ -76,6 +81,7 @@ class ResponseCache:
     def learn(self, known: Known) -> list[Known]:
         """Keep ``known``; returns the collectives dropped for it."""
         key, dropped = known.response.request.key, []
+        self.version += 1
         if self._capacity:
             dropped = self.drop(key)
             self._known[known.response.id] = known
@@ -99,9 +105,11 @@ class ResponseCache:
         id = of_set.pop(name, None)
         if not of_set:
             self._ids.pop(process_set, None)
+        self.version += 1
         return [] if id is None else [self._known.pop(id)]
 
     def drop_set(self, process_set: int) -> None:
         """Drop all names of ``process_set``."""
+        self.version += 1
         for id in self._ids.pop(process_set, {}).values():
             del self._known[id]

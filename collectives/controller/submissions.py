@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from operator import is_
 
 from collectives.api import Operation, Request
@@ -19,12 +20,14 @@ from collectives.controller.waits import Waiting
 class Senders:
     """The ranks that sent an id, those of a message together: a host costs one step, for any number of ranks.
 
-    ``is_common``: tensors whose ids come together have one object, until something else happens to one of them.
+    ``is_common``: tensors whose ids come together have one object, until something else happens to one of them, which
+    ``has_parted`` then.
     """
 
     ranks: list[tuple[int, ...]] = field(default_factory=list)
     count: int = 0
     is_common: bool = False
+    has_parted: bool = False
 
     def add(self, ranks: tuple[int, ...]) -> None:
         """``ranks`` sent it."""
@@ -61,7 +64,8 @@ class Pending:
     def add(self, ranks: Sequence[int], request: Request) -> None:
         """Each of ``ranks`` submitted ``request``."""
         self._part()
-        self.requests.update(dict.fromkeys(ranks, request))
+        first = next(iter(self.requests.values()), None)
+        self.requests.update(dict.fromkeys(ranks, first if first == request else request))
 
     def reject(self, rank: int, rejection: Rejection) -> None:
         """The call failed on ``rank``."""
@@ -76,6 +80,7 @@ class Pending:
         """Forget that ``rank`` has submitted it; whether it had."""
         if self.requests.pop(rank, None) is not None:
             return True
+        self._part()
         before, self.by_id = self.by_id, Senders()
         for ranks in before.ranks:
             rest = tuple(each for each in ranks if each != rank)
@@ -86,6 +91,7 @@ class Pending:
     def _part(self) -> None:
         """What happens now happens to this tensor alone."""
         if self.by_id.is_common:
+            self.by_id.has_parted = True
             self.by_id = Senders([*self.by_id.ranks], self.by_id.count)
 
     @property
@@ -135,6 +141,10 @@ class Pending:
 
     def all_requests(self) -> dict[int, Request]:
         """The request of each rank, by rank."""
+        first = next(iter(self.requests.values()), None)
+        is_full = len(self.requests) == len(self.members)
+        if first is not None and is_full and all(map(is_, self.requests.values(), repeat(first))):
+            return dict.fromkeys(self.members, first)
         requests = dict(self.requests)
         if self.known is not None:
             known = self.known.requests
@@ -247,16 +257,13 @@ class IdBundle:
 
     keys: tuple[Key, ...]
     pending: tuple[Pending, ...]
-    known: tuple[Known, ...]
     senders: Senders
+    version: int
 
-    def is_whole(self, ids: Ids, pending: Mapping[Key, Pending], cache: ResponseCache) -> bool:
-        """Whether nothing else has happened to any of the tensors, which have these ``ids``."""
-        return (
-            all(map(is_, map(pending.get, self.keys), self.pending))
-            and all(map(is_, map(cache.get, ids), self.known))
-            and all(each.by_id is self.senders for each in self.pending)
-        )
+    def is_whole(self, pending: Mapping[Key, Pending], cache: ResponseCache) -> bool:
+        """Whether nothing else has happened to any of the tensors, or to the ids in ``cache``."""
+        has_changed = self.senders.has_parted or cache.version != self.version
+        return not has_changed and all(map(is_, map(pending.get, self.keys), self.pending))
 
 
 MOST_BUNDLES = 64
@@ -366,7 +373,7 @@ class Submissions:
         bundle = self._bundles.get(ids)
         if bundle is None:
             return False
-        if self._joins or not bundle.is_whole(ids, self.pending, cache):
+        if self._joins or not bundle.is_whole(self.pending, cache):
             del self._bundles[ids]
             return False
         bundle.senders.add(ranks)
@@ -377,9 +384,9 @@ class Submissions:
 
     def expect_together(self, ids: Ids, ranks: tuple[int, ...], cache: ResponseCache) -> None:
         """``ranks`` have sent ``ids``, the first ones to do so: other hosts may send the same."""
-        known = tuple(each for id in ids if (each := cache.get(id)) is not None and each.of_all)
+        known = [each for each in map(cache.get, ids) if each is not None and each.of_all]
         keys = tuple(each.response.request.key for each in known)
-        pending = tuple(each for key in keys if (each := self.pending.get(key)) is not None)
+        pending = tuple(each for each in map(self.pending.get, keys) if each is not None)
         if self._joins or not (len(pending) == len(ids) > 1 and _are_alike(pending, ranks)):
             return
         senders = Senders([ranks], len(ranks), is_common=True)
@@ -387,7 +394,7 @@ class Submissions:
             each.by_id = senders
         if len(self._bundles) >= MOST_BUNDLES:
             self._bundles.pop(next(iter(self._bundles)))
-        self._bundles[ids] = IdBundle(keys, pending, known, senders)
+        self._bundles[ids] = IdBundle(keys, pending, senders, cache.version)
 
     def look(self, key: Key, pending: Pending) -> None:
         """Note whether all members have submitted ``pending`` now."""

@@ -511,17 +511,87 @@ class Twins:
         return found
 
 
-@settings(max_examples=250)
-@given(scripts(), st.integers(0, 3), st.booleans(), st.integers(0, 1 << 32))
-def test_ids_that_come_together_count_as_if_they_came_alone(scripted, capacity, patient, seed):
-    size, sets, script = scripted
-    chance = random.Random(seed)
-    cut = chance.randrange(size)
-    hosts = tuple(part for part in (tuple(range(cut)), tuple(range(cut, size))) if len(part) > 1)
-    world = HostedWorld(size, sets, 1 << 20, 2 * capacity, patient, hosts=hosts)
-    parameters = Parameters(1 << 20, CYCLE, patient, cache_capacity=2 * capacity)
-    world.coordinator = Twins(lambda: Coordinator(ProcessSets(size, sets), parameters))
-    script.play(world, chance)
+class Hosts:
+    """Three hosts of two ranks, which send known ids, mostly all that they can, and sometimes something else."""
+
+    NAMES = "abcd"
+
+    def __init__(self, coordinator, chance):
+        self.coordinator, self.chance = coordinator, chance
+        self.ids = {}
+        self.sent = {rank: set() for rank in range(6)}
+
+    def step(self):
+        """A host, or a rank, sends something."""
+        first = self.chance.choice((0, 2, 4))
+        host = (first, first + 1)
+        free = [name for name in self.NAMES if not any(name in self.sent[rank] for rank in host)]
+        known = [name for name in free if name in self.ids]
+        if self.chance.random() < 0.05:
+            self.disturb(self.chance.choice(host))
+        elif known and self.chance.random() < 0.8:
+            if self.chance.random() < 0.2:
+                known = self.chance.sample(known, self.chance.randint(1, len(known)))
+            urgent = tuple(self.ids[name] for name in known if self.chance.random() < 0.1)
+            self.say(host, known, Together(host, tuple(self.ids[name] for name in known), urgent))
+        elif free:
+            self.say(host, free, Together(host, requests=tuple(replace(TENSOR, name=name) for name in free)))
+        else:
+            self.catch_up(self.chance.choice(host))
+
+    def catch_up(self, rank):
+        """A rank sends alone what the other rank of its host has sent alone."""
+        names = [name for name in self.NAMES if name not in self.sent[rank]]
+        ids = tuple(self.ids[name] for name in names if name in self.ids)
+        requests = tuple(replace(TENSOR, name=name) for name in names if name not in self.ids)
+        self.say((rank,), names, Ready(requests, ids))
+
+    def disturb(self, rank):
+        """A rank does something alone."""
+        name = self.chance.choice(self.NAMES)
+        request, key = replace(TENSOR, name=name, shape=(self.chance.choice((4, 4, 5)),)), (0, name)
+        if name in self.sent[rank]:
+            self.sent[rank].discard(name)
+            self.tell(rank, Ready(abandoned=(key,)))
+        elif name in self.ids and self.chance.random() < 0.5:
+            self.say((rank,), [name], Ready(ids=(self.ids[name],)))
+        else:
+            self.say((rank,), [name], Ready((request,)))
+
+    def say(self, ranks, names, message):
+        """``ranks`` send these ``names``."""
+        for rank in ranks:
+            self.sent[rank].update(names)
+        self.tell(ranks[0], message)
+
+    def tell(self, rank, message):
+        """And what follows."""
+        self.coordinator.receive(rank, message, 0.0)
+        for outgoing in self.coordinator.decide(0.0):
+            told = outgoing.message
+            if isinstance(told, Run):
+                self.run(told)
+                continue
+            ids = told.ids if isinstance(told, Unknown) else ()
+            gone = {name for name, id in self.ids.items() if id in ids} or {getattr(told, "name", "")}
+            for each in outgoing.ranks:
+                self.sent[each] -= gone
+
+    def run(self, told):
+        """Tensors run on all ranks."""
+        self.ids |= {response.request.name: response.id for response in told.responses}
+        ran = {name for name, id in self.ids.items() if any(id in batch for batch in told.batches)}
+        self.ids = {name: id for name, id in self.ids.items() if id not in told.forget}
+        self.sent = {rank: sent - ran for rank, sent in self.sent.items()}
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([2, 3, 16]), st.integers(0, 1 << 32))
+def test_ids_that_come_together_count_as_if_they_came_alone(capacity, seed):
+    twins = Twins(lambda: Coordinator(ProcessSets(6), Parameters(cache_capacity=capacity)))
+    hosts = Hosts(twins, random.Random(seed))
+    for _ in range(150):
+        hosts.step()
 
 
 TENSOR = Request("a", Operation.ALLREDUCE, DType.FLOAT32, (4,))
@@ -568,6 +638,18 @@ def test_what_happens_to_one_of_several_ids_happens_to_it_alone():
     coordinator.receive(1, Ready(ids=ids[1:2]), 0.0)
     ran = [batch for out in coordinator.decide(0.0) if isinstance(out.message, Run) for batch in out.message.batches]
     assert sorted(ran) == [(id,) for id in ids]
+
+
+@pytest.mark.parametrize("joins_first", [True, False])
+def test_hosts_do_not_wait_for_a_host_that_has_joined(joins_first):
+    coordinator = Coordinator(ProcessSets(6), Parameters(fusion_threshold=0))
+    ids = tuple(known_id(coordinator, range(6), replace(TENSOR, name=name)) for name in "ab")
+    messages = [(first, Together((first, first + 1), ids)) for first in (0, 2)]
+    joins = [(rank, Ready((Request("join", Operation.JOIN),))) for rank in (4, 5)]
+    for rank, message in joins + messages if joins_first else messages + joins:
+        coordinator.receive(rank, message, 0.0)
+    ran = [batch for out in coordinator.decide(0.0) if isinstance(out.message, Run) for batch in out.message.batches]
+    assert len(ran) == 2
 
 
 def test_a_host_speaks_for_its_ranks_about_a_new_tensor():

@@ -47,7 +47,8 @@ def test_with_equal_shards_it_is_a_usual_fit(ranks):
 def test_uneven_and_empty_shards(ranks, sharded):
     """Each row counts the same in a step. Ranks that see no rows any more count nothing in values and averages."""
     module = line_module(optimizer=torch.optim.Adam)
-    shards = [elastic_line(23, 0, validation=line(5)), elastic_line(0, 1, validation=line(0)), elastic_line(5, 2, validation=line(2))]
+    sizes = [(23, 5), (0, 0), (5, 2)]
+    shards = [elastic_line(rows, number, validation=line(kept)) for number, (rows, kept) in enumerate(sizes)]
     outcome = trained(ranks, fit_of(module, epochs=30, elastic=True, sharded=sharded), *shards)
     assert [record["rows"] for record in outcome["history"]] == [28] * 30
     assert weight(outcome) == pytest.approx(2, abs=0.1)
