@@ -65,7 +65,8 @@ class Pending:
         """Each of ``ranks`` submitted ``request``."""
         self._part()
         first = next(iter(self.requests.values()), None)
-        self.requests.update(dict.fromkeys(ranks, first if first == request else request))
+        is_again = first == request and not request.offer  # that of equal requests differs
+        self.requests.update(dict.fromkeys(ranks, first if first is not None and is_again else request))
 
     def reject(self, rank: int, rejection: Rejection) -> None:
         """The call failed on ``rank``."""

@@ -172,3 +172,12 @@ def test_what_no_set_can_be_is_refused(request_):
     world.settle()
     assert len(world.refused(0)) == 1
     assert world.refused(0) == world.refused(1)
+
+
+def test_members_of_a_new_set_hear_what_each_of_them_offers():
+    world = World(3)
+    for rank in range(3):
+        world.submit(replace(add(0, 2), offer=f"address of {rank}".encode()), rank)
+    world.settle()
+    ((response,),) = {batch.responses for batch in world.batches[1]}
+    assert response.offers == (b"address of 0", b"address of 2")
