@@ -1,4 +1,4 @@
-"""How the coordinator's work grows: its messages, bytes, CPU time and memory in a training step of 8 to 4,096 ranks.
+"""How the coordinator's work grows: its messages, bytes, CPU time and memory in a training step of 8 to 10,000 ranks.
 
     python -m benchmarks.simulation --ranks 8 64 1024 --ways ranks hosts
 
@@ -239,8 +239,8 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = [8, 32, 128, 512, 1024, 4096]
-    parser.add_argument("--ranks", type=int, nargs="+", default=sizes, help="default: 8 to 4096")
+    sizes = [8, 64, 512, 4096, 10_000]
+    parser.add_argument("--ranks", type=int, nargs="+", default=sizes, help="default: 8 to 10000")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="default: ranks hosts")
     parser.add_argument("--steps", type=int, default=5, help="steps after the first (default: 5)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the CPU time into a PNG file, too")
