@@ -130,6 +130,14 @@ class ElasticBatches(NamedBatches):
         super().__init__(shard, layout, dtype, None, together=True)
         self.is_open = False
 
+    @override
+    def most(self) -> int:
+        """Raises ValueError: ranks bring rows and take them away."""
+        raise ValueError(
+            "trainer.estimated_stepping_batches is asked for, but the number of steps is not known where workers come "
+            "and go; use a schedule without an end, or one of epochs, or leave min_num_proc and max_num_proc out"
+        )
+
     @property
     @override
     def weight(self) -> float:

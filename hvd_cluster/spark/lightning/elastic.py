@@ -13,8 +13,9 @@ from collectives import override
 from hvd_cluster.core import basics
 from hvd_cluster.lightning.trainer_strategy import GradientCallback, TrainerStrategy
 from hvd_cluster.spark.lightning.batches import ElasticBatches
-from hvd_cluster.spark.lightning.fit_recorder import ValueExchange, in_package
+from hvd_cluster.spark.lightning.fit_recorder import FitRecord, ValueExchange, in_package
 from hvd_cluster.spark.lightning.learning_rates import scale_optimizers, scale_schedulers
+from hvd_cluster.spark.lightning.logged_values import PhaseValues, ValueRecorder
 from hvd_cluster.spark.lightning.training import LightningTraining
 from hvd_cluster.spark.torch.training import share_buffers
 
@@ -28,6 +29,12 @@ class ElasticStrategy(TrainerStrategy):
 
     package: str
     is_training = False
+
+    @property
+    @override
+    def is_distributed(self) -> bool:
+        """Always: Lightning refuses a value that is logged again after the answer has changed."""
+        return True
 
     @override
     def _share_module(self) -> None:
@@ -43,19 +50,39 @@ class ElasticStrategy(TrainerStrategy):
 
     @override
     def barrier(self, name: str | None = None) -> None:
-        """Does nothing: Lightning calls it in the set-up of a rank."""
+        if self.is_training:
+            super().barrier(name)
 
     @override
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         return super().broadcast(obj, src) if self.is_training else obj
 
 
+LONELY_HOOKS = frozenset({"on_train_start", "on_train_epoch_start"})
+"""Hooks that not all ranks call: one that comes in the middle of an epoch has not called the second one."""
+
+
 class ElasticExchange(ValueExchange):
-    """The last step of an epoch is committed before ranks exchange what else they have, see :meth:`share_averages`."""
+    """The exchange of values in such a fit. What this rank has seen of an epoch goes back with each commit."""
+
+    def __init__(self, record: FitRecord, values: ValueRecorder, *others: Any) -> None:
+        super().__init__(record, values, *others)
+        self._committed = PhaseValues()
+        values.keeps_metrics, values.lonely_hooks = True, LONELY_HOOKS
+
+    @override
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        for values in (self._train, self._validation):
+            self._values.forget(values)
+        super().on_train_epoch_start(trainer, pl_module)
 
     @override
     def _share(self, trainer: Any) -> None:
-        return
+        """Nothing yet: the last step of an epoch is committed before."""
+
+    def commit(self) -> None:
+        """Keep the values of the training so far."""
+        self._committed = self._train.copied()
 
     def share_averages(self, trainer: Any) -> None:
         """Give all ranks the averages of batch norm of the rank with the most batches. All ranks call it."""
@@ -63,16 +90,25 @@ class ElasticExchange(ValueExchange):
 
     def interrupted(self) -> None:
         """The step, or the validation, that was under way will begin again."""
+        self._train = self._committed.copied()
         self._values.forget(self._validation)
         self._restore_norms()
         self._batches.is_filler = False
 
 
+UNSAVED = ("dirpath", "_last_global_step_saved", "_last_checkpoint_saved")
+"""What a ModelCheckpoint needs on all ranks, but does not put into its state."""
+
+
 class TrainerPlace:
-    """How far the loops of ``trainer`` are, and what its schedulers and callbacks keep: plain values, for a commit."""
+    """How far the loops of ``trainer`` are, and what its schedulers and callbacks keep: plain values, for a commit.
+
+    ``metrics`` has what callbacks could see at the end of the last epoch.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self.metrics: dict[str, float] = {}
         loop, steps = trainer.fit_loop, trainer.fit_loop.epoch_loop
         progress = (
             loop.epoch_progress,
@@ -93,10 +129,19 @@ class TrainerPlace:
             "counts": [holder[name] for holder, name in self._counts],
             "steps": trainer.fit_loop.epoch_loop._batches_that_stepped,
             "stops": trainer.should_stop,
+            "batches": trainer.accumulate_grad_batches,
+            "metrics": self.metrics,
             "schedulers": [each.state_dict() for each in self._schedulers],
             "precision": trainer.precision_plugin.state_dict(),
-            "callbacks": {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())},
+            "callbacks": {
+                each.state_key: (state, _unsaved(each)) for each in trainer.callbacks if (state := each.state_dict())
+            },
         }
+
+    def end_epoch(self) -> None:
+        """Take the values that callbacks see now."""
+        found = self._trainer._logger_connector._callback_metrics
+        self.metrics = {name: float(value) for name, value in found.items()}
 
     def put(self, values: dict[str, Any]) -> None:
         """Go back, or on, to the moment of ``values``."""
@@ -105,13 +150,22 @@ class TrainerPlace:
             holder[name] = count
         trainer.fit_loop.epoch_loop._batches_that_stepped = values["steps"]
         trainer.should_stop = values["stops"]
+        self.metrics = values["metrics"]
+        seen = {name: torch.tensor(value) for name, value in self.metrics.items()}
+        trainer._logger_connector._callback_metrics.update(seen)
         for scheduler, state in zip(self._schedulers, values["schedulers"], strict=True):
             scheduler.load_state_dict(state)
         if values["precision"]:
             trainer.precision_plugin.load_state_dict(values["precision"])
         for callback in trainer.callbacks:
             if callback.state_key in values["callbacks"]:
-                callback.load_state_dict(values["callbacks"][callback.state_key])
+                state, unsaved = values["callbacks"][callback.state_key]
+                vars(callback).update(unsaved)
+                callback.load_state_dict(state)
+
+
+def _unsaved(callback: Any) -> dict[str, Any]:
+    return {name: getattr(callback, name) for name in UNSAVED if hasattr(callback, name)}
 
 
 def _counts_in(progress: Any) -> list[tuple[dict[str, Any], str]]:
@@ -151,10 +205,11 @@ class ElasticLightningTraining(LightningTraining):
     def _run(self) -> None:
         """In place of Lightning's loop over epochs."""
         trainer, loop = self.trainer, self.trainer.fit_loop
-        loop.setup_data()
+        self._set_up_data()
         loop.reset()
+        loop.epoch_progress.current.completed = loop.epoch_progress.current.processed
         for each in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
-            each.on_iteration_done()  # the loops do not go on from a checkpoint by themselves
+            each.on_iteration_done()  # they forget that a checkpoint was loaded: the state says where to go on
         self._finish_step: Callable[[Any], None] = loop.epoch_loop.on_advance_end
         loop.epoch_loop.on_advance_end = self._end_step
         self._has_begun = self._wants_to_stop = False
@@ -172,6 +227,15 @@ class ElasticLightningTraining(LightningTraining):
         )
         hvd.elastic.run(lambda state: self._loop())(self.state)
 
+    def _set_up_data(self) -> None:
+        """Lightning does so later, and on ranks that have come alone."""
+        trainer, loop = self.trainer, self.trainer.fit_loop
+        loop.setup_data()
+        if trainer.enable_validation:
+            trainer.validating = True
+            loop.epoch_loop.val_loop.setup_data()
+            trainer.training = True
+
     def _loop(self) -> None:
         """From the last commit on; again, when ranks have come or gone."""
         loop, record = self.trainer.fit_loop, self.record
@@ -179,6 +243,8 @@ class ElasticLightningTraining(LightningTraining):
         if not self._has_begun:
             loop.on_run_start()
             self._has_begun = True
+        self.trainer.accumulate_grad_batches = self.state.place["batches"]
+        self.trainer.strategy.is_training = True
         while True:
             if len(record.history) < self.shard.epoch:
                 self._end_epoch()
@@ -200,7 +266,6 @@ class ElasticLightningTraining(LightningTraining):
         self._place.put(state.place)
         trainer.fit_loop.max_epochs = record.epochs.end
         trainer.strategy.set_world_ranks()
-        trainer.strategy.is_training = True
         self._scale_to(basics.size())
 
     def _scale_to(self, size: int) -> None:
@@ -211,6 +276,7 @@ class ElasticLightningTraining(LightningTraining):
 
     def _commit(self) -> None:
         state, record = self.state, self.record
+        self.exchange.commit()
         state.history, state.epochs, state.place = record.history, record.epochs, self._place.values()
         state.commit()
 
@@ -227,6 +293,7 @@ class ElasticLightningTraining(LightningTraining):
             steps._restarting = True
             steps.update_restart_stage()
             iter(loop._data_fetcher)
+        self._hold_stop()
         loop.advance()
         self.batches.is_open = False
         if len(self.record.history) == self.shard.epoch:
@@ -243,8 +310,7 @@ class ElasticLightningTraining(LightningTraining):
     def _end_step(self, data_fetcher: Any) -> None:
         """In place of Lightning's end of a step, which validates after the last one. A rank cannot stop here alone."""
         steps, epoch = self.trainer.fit_loop.epoch_loop, self.shard.epoch
-        self._wants_to_stop |= self.trainer.should_stop
-        self.trainer.should_stop = False
+        self._hold_stop()
         self.shard.advance()
         if not steps._is_training_done:
             self._finish_step(data_fetcher)
@@ -255,6 +321,11 @@ class ElasticLightningTraining(LightningTraining):
             self.shard.end_epoch()
         self._commit()
 
+    def _hold_stop(self) -> None:
+        """All ranks stop at the end of an epoch, where they tell each other."""
+        self._wants_to_stop |= self.trainer.should_stop
+        self.trainer.should_stop = False
+
     def _end_epoch(self) -> None:
         """All steps are committed: validate, agree whether to stop, keep the best epoch, write the checkpoint."""
         trainer, loop = self.trainer, self.trainer.fit_loop
@@ -262,4 +333,5 @@ class ElasticLightningTraining(LightningTraining):
         self._finish_step(loop._data_fetcher)
         trainer.should_stop |= self._wants_to_stop
         loop.on_advance_end()
+        self._place.end_epoch()
         self._commit()

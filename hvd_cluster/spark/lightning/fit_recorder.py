@@ -286,7 +286,7 @@ class FitRecorder(Callback):
         gathered = allgather_object((bool(trainer.should_stop), self._values.between), "lightning.epoch")
         trainer.should_stop = any(stop for stop, _ in gathered)
         record.history.append(record_of(epoch, record.totals, [between for _, between in gathered], self._reporter))
-        if trainer.should_stop:
+        if trainer.should_stop and trainer.fit_loop._can_stop_early:
             record.epochs = EpochRange(record.epochs.first, epoch + 1)
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, ShardedOptimizer):

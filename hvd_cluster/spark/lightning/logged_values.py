@@ -71,6 +71,10 @@ class PhaseValues:
         value = LoggedValue("mean", loss * rows, rows)
         self.loss = value if self.loss is None else self.loss.with_more(value)
 
+    def copied(self) -> PhaseValues:
+        """A copy, which later values do not change."""
+        return PhaseValues(self.rows, self.loss, dict(self.logged))
+
     def plain(self) -> PhaseValues:
         """The same with numbers in place of tensors."""
         loss = None if self.loss is None else self.loss.plain()
@@ -123,6 +127,10 @@ class ValueRecorder:
         self._is_training = False
         self.between: dict[str, float] = {}
         """The values that were logged outside of steps, as in hooks at the end of an epoch."""
+        self.lonely_hooks: frozenset[str] = frozenset()
+        """Hooks that not all ranks call: values are not combined there."""
+        self.keeps_metrics = False
+        """Whether metrics of the training are reset by :meth:`forget` only."""
         module.log = self.log
 
     def begin(self, phase: PhaseValues, rows: int, is_training: bool) -> None:
@@ -143,6 +151,8 @@ class ValueRecorder:
         options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
         name, value = given["name"], given["value"]
         if self._phase is None:
+            if self.module._current_fx_name in self.lonely_hooks:
+                options["sync_dist"] = False
             self._log(name, value, **options)
             if not _is_metric(value):
                 self.between[name] = float(value)
@@ -192,7 +202,8 @@ class ValueRecorder:
         """The values of all ranks, which all call this; they are logged, too, so that callbacks see them."""
         total = merged(allgather_object(phase.plain(), "lightning.values"))
         numbers = {name: self._number(value) for name, value in sorted(total.logged.items())}
-        self.forget(total)
+        if not self.keeps_metrics:
+            self.forget(total)
         for name, number in numbers.items():
             value = total.logged[name]
             shown = {"on_step": False, "on_epoch": True, "logger": value.is_shown}
@@ -205,6 +216,7 @@ class ValueRecorder:
         if value.op != METRIC:
             return value.number()
         metric = self.module.get_submodule(value.total)
+        metric._computed = None  # all ranks compute it together, also those that have done so before
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a rank without rows has not updated it
             return float(metric.compute())

@@ -35,6 +35,7 @@ PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_ligh
 """The packages of Lightning, and their modules with the Trainer."""
 
 AVERAGING = "StochasticWeightAveraging"
+FINETUNING = "BaseFinetuning"
 
 
 def lightning_base(kind: type[Any], name: str = "LightningModule") -> type[Any] | None:
@@ -119,10 +120,10 @@ def check_elastic(model: Any, settings: Mapping[str, Any]) -> None:
     name = "min_num_proc" if settings["min_num_proc"] is not None else "max_num_proc"
     check_equal_steps(model, settings, name)
     for callback in settings["callbacks"]:
-        if any(lightning_base(type(callback), base) is not None for base in ("WeightAveraging", AVERAGING)):
+        if any(lightning_base(type(callback), base) is not None for base in ("WeightAveraging", AVERAGING, FINETUNING)):
             raise ValueError(
-                f"{name} is given, but a worker that comes later lacks the averages that the callback "
-                f"{type(callback).__name__} has made; leave out {name}, or the callback"
+                f"{name} is given, but a worker that comes later cannot have the averages, or the parameters, that the "
+                f"callback {type(callback).__name__} has added meanwhile; leave out {name}, or the callback"
             )
 
 

@@ -110,10 +110,13 @@ class HookedOptimizer(torch.optim.Optimizer):
             process_meter.count_step()
 
     def _update_after(self, closure: Callable[[], Any]) -> Any:
-        """The step of the wrapped optimizer, which calls ``closure`` before it changes anything, and perhaps again.
+        """The step of the wrapped optimizer, which calls ``closure``, perhaps several times.
 
-        So a loss during the first call, as in each step of Lightning, finds the state as the last commit left it.
+        torch's own optimizers change nothing before the first call. So a loss in it, as in each step of Lightning,
+        finds the state as the last commit left it.
         """
+        if not super().step.__module__.startswith("torch.optim"):
+            return self._update(lambda: self._evaluate(closure))
 
         def evaluate() -> Any:
             loss = self._evaluate(closure)
