@@ -73,10 +73,18 @@ def stopping(trainer, batch_idx):
         trainer.should_stop = True
 
 
+def stopping_at_the_start(trainer, batch_idx):
+    """Also a wish in the hook before the first step."""
+    trainer.should_stop = trainer.should_stop or trainer.current_epoch == 1
+
+
 def calling(function):
     import lightning.pytorch as pl
 
     class Calls(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            function(trainer, -1)
+
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             function(trainer, batch_idx)
 
@@ -84,10 +92,15 @@ def calling(function):
 
 
 @TWO
-def test_a_rank_that_wants_to_stop(ranks):
-    fit = fit_of(epochs=5, elastic=True, callbacks=[calling(stopping)])
+@pytest.mark.parametrize(
+    ("function", "least", "epochs"), [(stopping, None, 2), (stopping, 4, 4), (stopping_at_the_start, None, 2)]
+)
+def test_a_rank_that_wants_to_stop(ranks, function, least, epochs):
+    fit = fit_of(epochs=5, elastic=True, callbacks=[calling(function)], arguments={"min_epochs": least})
     outcome = trained(ranks, fit, elastic_line(20, 0, validation=line(4)), elastic_line(20, 1, validation=line(0)))
-    assert [(record["epoch"], record["rows"]) for record in outcome["history"]] == [(0, 40), (1, 40)]
+    assert [(record["epoch"], record["rows"]) for record in outcome["history"]] == [
+        (each, 40) for each in range(epochs)
+    ]
 
 
 @TWO
@@ -121,14 +134,25 @@ def test_a_hook_that_leaves_steps_out(ranks):
         trained(ranks, fit_of(module, elastic=True), elastic_line(20, 0))
 
 
+@ONE
+def test_the_number_of_steps_is_not_known(ranks):
+    module = line_module()
+    type(module).configure_optimizers = lambda self: [self.optimizer(self.parameters())][
+        self.trainer.estimated_stepping_batches
+    ]
+    with pytest.raises(ValueError, match=r"estimated_stepping_batches is asked for, but .* leave min_num_proc"):
+        trained(ranks, fit_of(module, elastic=True), elastic_line(20, 0))
+
+
 @TWO
 def test_it_goes_on_from_a_checkpoint(ranks, tmp_path):
-    """Also a fit that was complete, and one that has nothing left to do."""
+    """Also with a limit for the number of steps, for which Lightning counts epochs in another way."""
 
     def outcome(folder, *epochs):
         run = RunFolder(Store.create(str(tmp_path / folder)), "run")
         for count in epochs:
-            fit = fit_of(line_module(optimizer=torch.optim.Adam), run=run, epochs=count, elastic=True)
+            module, arguments = line_module(optimizer=torch.optim.Adam), {"max_steps": 100}
+            fit = fit_of(module, run=run, epochs=count, elastic=True, arguments=arguments)
             shards = [elastic_line(20, number, validation=line(4)) for number in (0, 1)]
             found = trained(ranks, fit, *shards)
         return [{**record, "seconds": 0} for record in found["history"]], found["model"]
@@ -136,25 +160,42 @@ def test_it_goes_on_from_a_checkpoint(ranks, tmp_path):
     assert same(outcome("one", 5), outcome("two", 3, 2))
 
 
-def test_the_loss_of_ranks_in_a_step_and_in_a_validation(tmp_path):
-    """No step is lost or made twice, and the ranks that are left have the learning rate for their number."""
+def found_by(folder, mode, *options):
+    """What the ranks of elastic_lightning_job.py tell at its end, and its messages."""
     here = Path(__file__).parent
-    command = [sys.executable, "-m", "hvd_cluster", "-np", "3", "--min-np", "1", sys.executable]
-    paths = os.pathsep.join([PATH, str(here)])
-    done = subprocess.run(
-        [*command, here / "elastic_lightning_job.py", tmp_path],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    command = [sys.executable, "-m", "hvd_cluster", *options, sys.executable, here / "elastic_lightning_job.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([PATH, str(here)]), "OMP_NUM_THREADS": "1"}
+    arguments = [*command, folder, mode]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.count("0 steps lost") == 2
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["rows"][0] == 60
-    assert found["rows"][3] == 20
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("found-*.json"))], done.stderr
+
+
+def test_the_loss_of_ranks_in_a_step_and_in_a_validation(tmp_path):
+    """No step is lost or made twice, and the rank that is left has the learning rate for one. So has the history."""
+    (found,), messages = found_by(tmp_path, "deaths", "-np", "3", "--min-np", "1")
+    assert messages.count("0 steps lost") == 2
+    assert found["rows"] == [60, 40, 20, 20]
     assert found["losses"][3] < found["losses"][0]
-    expected = {"batches": 20, "begun": 1, "steps": 20, "training": True, "unsafe": False}
+    for rows, values in zip(found["rows"], found["values"], strict=True):
+        assert {"count": rows, "mean": 3.0, "validations": 1.0}.items() <= values.items()
+    expected = {"batches": 20, "begun": 1, "steps": 12, "training": True, "unsafe": False}
     assert {name: found[name] for name in expected} == expected
     assert found["rates"] == pytest.approx([found["rate"]])
+
+
+def test_a_rank_that_comes_in_the_middle_of_an_epoch(tmp_path):
+    """Both ranks go on with the same weights, the same counts and the learning rate for two."""
+    script = tmp_path / "hosts.sh"
+    script.write_text(f"#!/bin/sh\nif [ -e {tmp_path}/grow ]; then echo localhost:2; else echo localhost:1; fi\n")
+    script.chmod(0o755)
+    options = ("-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", str(script))
+    (first, second), messages = found_by(tmp_path, "growth", *options)
+    assert "0 steps lost" in messages
+    assert (first["rows"][0], first["rows"][-1]) == (20, 40)
+    assert all({"validations": 1.0, "mean": 3.0}.items() <= values.items() for values in first["values"])
+    assert [values["count"] for values in first["values"]] == first["rows"]
+    for name in ("weight", "steps", "batches", "rates"):
+        assert first[name] == second[name]
+    assert first["rates"] == pytest.approx([2 * first["rate"]])
+    assert (first["begun"], second["begun"]) == (1, 1)

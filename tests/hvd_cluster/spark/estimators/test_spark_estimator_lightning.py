@@ -244,7 +244,7 @@ OPTIMIZER = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1)
         (
             plane(),
             {"max_num_proc": 4, "callbacks": [StochasticWeightAveraging(0.1)]},
-            "max_num_proc is given, but a worker that comes later lacks the averages that the callback Stoch",
+            "max_num_proc is given, but a worker that comes later cannot have the averages, .* callback Stochas",
         ),
         (plane(), {"train_minibatch_fn": LOSS}, "train_minibatch_fn is .* write training_step of a LightningModule"),
         (plane(), {"loss_constructors": [LOSS]}, "loss_constructors is .* make the losses in the LightningModule"),
