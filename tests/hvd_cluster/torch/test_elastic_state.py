@@ -151,6 +151,41 @@ def check_a_step_of_another_optimizer_of_the_process_counts():
     assert not state._snapshots.is_exact
 
 
+class Counting(torch.optim.SGD):
+    """Changes its state before it calls the closure."""
+
+    def step(self, closure):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["steps"] = self.state[parameter].get("steps", 0) + 1
+        return super().step(closure)
+
+
+def check_a_closure_touches_nothing_unless_its_optimizer_has_done_so_before(monkeypatch):
+    """Its collectives are those of a backward: with torch's own optimizers no commit need copy."""
+    monkeypatch.setattr(steps(), "interval", lambda *_: 1 << 16)
+    for kind, is_exact in ((torch.optim.SGD, True), (torch.optim.Adam, True), (Counting, False)):
+        model = net()
+        optimizer = kind(model.parameters(), lr=0.1)
+        state = TorchState(model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()))
+        state.sync()
+        found = []
+
+        def closure(model=model, state=state, found=found):
+            state.optimizer.zero_grad()
+            loss = model(torch.randn(8, 3).double()).square().mean()
+            loss.backward()
+            found.append(state._snapshots.is_exact)
+            return loss
+
+        for number in (1, 2):
+            state.optimizer.step(closure)
+            assert not state._snapshots.is_exact
+            state.commit()
+            assert state._snapshots.copied == (0 if is_exact else number), kind
+        assert found == [is_exact] * 2, kind
+
+
 def check_changes_by_hand_count():
     state = training()
     state.sync()
