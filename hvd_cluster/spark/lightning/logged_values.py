@@ -151,7 +151,7 @@ class ValueRecorder:
         options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
         name, value = given["name"], given["value"]
         if self._phase is None:
-            if self.module._current_fx_name in self.lonely_hooks:
+            if self.lonely_hooks and self.module._current_fx_name in self.lonely_hooks:
                 options["sync_dist"] = False
             self._log(name, value, **options)
             if not _is_metric(value):
