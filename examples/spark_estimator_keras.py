@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A regression with two inputs by an estimator for Keras.")
     add_spark_options(parser)
     parser.add_argument("--rows", type=positive, default=80_000, help="of the table (%(default)s)")
-    parser.add_argument("--epochs", type=positive, default=6, help="passes over the rows (%(default)s)")
+    parser.add_argument("--epochs", type=positive, default=9, help="passes over the rows (%(default)s)")
     parser.add_argument("--batch-size", type=positive, default=256, help="of each worker (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of all random numbers (%(default)s)")
     options = parser.parse_args()
