@@ -204,7 +204,7 @@ class Coordinator:
             self._abandon(rank, key)
 
     def _take_ids(self, ranks: tuple[int, ...], ids: tuple[int, ...], now: float) -> None:
-        """Hosts often send the same ids."""
+        """Take the ids of a message. Other hosts often send the same ones."""
         if not self._submissions.add_together(ids, ranks, self._cache):
             for id in ids:
                 self._take_id(ranks, id, now)

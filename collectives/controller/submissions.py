@@ -90,7 +90,7 @@ class Pending:
         return self.by_id.count < before.count
 
     def _part(self) -> None:
-        """What happens now happens to this tensor alone."""
+        """Give this tensor a list of senders of its own, before it changes."""
         if self.by_id.is_common:
             self.by_id.has_parted = True
             self.by_id = Senders([*self.by_id.ranks], self.by_id.count)
@@ -385,10 +385,12 @@ class Submissions:
 
     def expect_together(self, ids: Ids, ranks: tuple[int, ...], cache: ResponseCache) -> None:
         """``ranks`` have sent ``ids``, the first ones to do so: other hosts may send the same."""
+        if len(ids) < 2:  # each small operation of a user comes here
+            return
         known = [each for each in map(cache.get, ids) if each is not None and each.of_all]
         keys = tuple(each.response.request.key for each in known)
         pending = tuple(each for each in map(self.pending.get, keys) if each is not None)
-        if self._joins or not (len(pending) == len(ids) > 1 and _are_alike(pending, ranks)):
+        if self._joins or not (len(pending) == len(ids) and _are_alike(pending, ranks)):
             return
         senders = Senders([ranks], len(ranks), is_common=True)
         for each in pending:

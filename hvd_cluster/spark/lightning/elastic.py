@@ -58,17 +58,17 @@ class ElasticStrategy(TrainerStrategy):
         return super().broadcast(obj, src) if self.is_training else obj
 
 
-LONELY_HOOKS = frozenset({"on_train_start", "on_train_epoch_start"})
-"""Hooks that not all ranks call: one that comes in the middle of an epoch has not called the second one."""
+LOCAL_HOOKS = frozenset({"on_train_start", "on_train_epoch_start"})
+"""Hooks that not all ranks call: a rank that comes in the middle of an epoch has not called the second one."""
 
 
 class ElasticExchange(ValueExchange):
-    """The exchange of values in such a fit. What this rank has seen of an epoch goes back with each commit."""
+    """Combines values in an elastic fit. After a loss, the values of this rank are again those of the last commit."""
 
     def __init__(self, record: FitRecord, values: ValueRecorder, *others: Any) -> None:
         super().__init__(record, values, *others)
         self._committed = PhaseValues()
-        values.keeps_metrics, values.lonely_hooks = True, LONELY_HOOKS
+        values.keeps_metrics, values.local_hooks = True, LOCAL_HOOKS
 
     @override
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -97,7 +97,7 @@ class ElasticExchange(ValueExchange):
 
 
 UNSAVED = ("dirpath", "_last_global_step_saved", "_last_checkpoint_saved")
-"""What a ModelCheckpoint needs on all ranks, but does not put into its state."""
+"""Attributes of a ModelCheckpoint that all ranks need, and that are not in its state."""
 
 
 class TrainerPlace:
@@ -179,7 +179,7 @@ def _counts_in(progress: Any) -> list[tuple[dict[str, Any], str]]:
 class ElasticLightningTraining(LightningTraining):
     """A fit of one Trainer, whose loop over the epochs begins again when ranks have come or gone.
 
-    Each step is committed. What comes at the end of an epoch, such as the validation, begins again as a whole.
+    Each step is committed. The end of an epoch, with its validation, begins again as a whole if a rank is lost in it.
     """
 
     EXCHANGE = ElasticExchange

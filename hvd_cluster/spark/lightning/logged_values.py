@@ -127,7 +127,7 @@ class ValueRecorder:
         self._is_training = False
         self.between: dict[str, float] = {}
         """The values that were logged outside of steps, as in hooks at the end of an epoch."""
-        self.lonely_hooks: frozenset[str] = frozenset()
+        self.local_hooks: frozenset[str] = frozenset()
         """Hooks that not all ranks call: values are not combined there."""
         self.keeps_metrics = False
         """Whether metrics of the training are reset by :meth:`forget` only."""
@@ -151,7 +151,7 @@ class ValueRecorder:
         options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
         name, value = given["name"], given["value"]
         if self._phase is None:
-            if self.lonely_hooks and self.module._current_fx_name in self.lonely_hooks:
+            if self.local_hooks and self.module._current_fx_name in self.local_hooks:
                 options["sync_dist"] = False
             self._log(name, value, **options)
             if not _is_metric(value):

@@ -504,7 +504,7 @@ class Twins:
             each.receive(rank, message, now)
 
     def decide(self, now):
-        """What both say."""
+        """The messages, which are the same for both."""
         found = self.one.decide(now)
         assert self.other.decide(now) == found
         assert self.one.waiting() == self.other.waiting()

@@ -60,7 +60,7 @@ class Deaths(Counts):
 
 
 class Growth(Counts):
-    """Each epoch from the second one on waits in its middle until there are two ranks, or one wants to come."""
+    """Asks for a second rank in the second epoch, and waits until it has started. Steps are slow until it is there."""
 
     def __init__(self, number):
         self.is_new = number == 1
@@ -77,7 +77,7 @@ class Growth(Counts):
             while not (FOLDER / "ready").exists() and time.monotonic() < end:
                 time.sleep(0.02)
         if basics.size() == 1 and trainer.current_epoch > 0:
-            time.sleep(0.1)
+            time.sleep(1)
 
 
 def module_that_logs():

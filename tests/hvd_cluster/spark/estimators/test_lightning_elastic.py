@@ -161,7 +161,7 @@ def test_it_goes_on_from_a_checkpoint(ranks, tmp_path):
 
 
 def found_by(folder, mode, *options):
-    """What the ranks of elastic_lightning_job.py tell at its end, and its messages."""
+    """The results of the ranks of elastic_lightning_job.py, and its messages."""
     here = Path(__file__).parent
     command = [sys.executable, "-m", "hvd_cluster", *options, sys.executable, here / "elastic_lightning_job.py"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([PATH, str(here)]), "OMP_NUM_THREADS": "1"}
