@@ -26,31 +26,33 @@ class Unavailable(RuntimeError):
 
 
 class Network:
-    """A context manager: HOSTS, two namespaces joined by a veth pair of ``rate``, as tc writes it. Raises Unavailable.
+    """A context manager: namespaces whose links have ``rate``, as tc writes it. Raises Unavailable.
 
-    ``address`` is that of the first host, ``names`` are those of the namespaces. Processes inside must have ended
-    before the end of the block.
+    Two hosts, those of HOSTS, are joined by a veth pair; more of them, by a bridge in a namespace of its own.
+    ``address`` is that of the first host, ``names`` are those of the hosts' namespaces. Processes inside must have
+    ended before the end of the block.
     """
 
     address = "10.77.0.1"
 
-    def __init__(self, rate=RATE):
+    def __init__(self, rate=RATE, hosts=2):
         self._rate = rate
         prefix = f"hvd-{os.getpid()}-{next(_counter)}"
-        self.names = {host: f"{prefix}-{host}" for host in HOSTS}
+        self.names = {f"host-{number}": f"{prefix}-host-{number}" for number in range(hosts)}
+        self._switch = f"{prefix}-switch"
 
     def __enter__(self):
         _check()
         _remove(_abandoned())
         try:
-            self._build(*self.names.values())
+            self._build(list(self.names.values()))
         except BaseException:
-            _remove(self.names.values())
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_):
-        _remove(self.names.values())
+        _remove([*self.names.values(), self._switch])
 
     @contextlib.contextmanager
     def inside(self, host):
@@ -83,16 +85,27 @@ class Network:
     def _set_link(self, state):
         _run("ip", "-n", self.names[HOSTS[0]], "link", "set", WIRE, state)
 
-    def _build(self, first, second):
-        for name in (first, second):
+    def _build(self, names):
+        for name in names:
             _run("ip", "netns", "add", name)
-        _run("ip", "link", "add", WIRE, "netns", first, "type", "veth", "peer", "name", WIRE, "netns", second)
-        for number, name in enumerate((first, second), 1):
+        if len(names) == len(HOSTS):
+            _run("ip", "link", "add", WIRE, "netns", names[0], "type", "veth", "peer", "name", WIRE, "netns", names[1])
+        else:
+            self._join(names)
+        for number, name in enumerate(names, 1):
             _run("ip", "-n", name, "address", "add", f"10.77.0.{number}/24", "dev", WIRE)
             # The bucket holds the largest packet that TCP hands to the link; the queue, 25 ms of it.
             _run("tc", "-n", name, *f"qdisc add dev {WIRE} root tbf rate {self._rate} burst 128kb latency 25ms".split())
             for device in ("lo", WIRE):
                 _run("ip", "-n", name, "link", "set", device, "up")
+
+    def _join(self, names):
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "hub", "up", "type", "bridge")
+        for number, name in enumerate(names):
+            port = f"port-{number}"
+            link = f"link add {port} netns {self._switch} master hub up type veth peer name {WIRE} netns {name}"
+            _run("ip", "-n", self._switch, *link.split())
 
 
 def _remove(names):

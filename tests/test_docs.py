@@ -78,6 +78,12 @@ def test_links_lead_to_files_and_headings(page):
     assert not [(file, heading) for file, heading in links if heading and heading not in anchors(file.read_text())]
 
 
+def test_the_files_that_contributors_shall_read_exist():
+    paths = re.findall(r"`([a-z_]+/[\w/.]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(paths) > 10
+    assert not [path for path in paths if not any((root / path).exists() for root in (ROOT, ROOT / "hvd_cluster"))]
+
+
 def anchors(text):
     """Those that GitHub makes of headings."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)

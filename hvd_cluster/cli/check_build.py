@@ -10,10 +10,14 @@ from hvd_cluster import __version__
 from hvd_cluster.core import features
 from hvd_cluster.diagnose.trial import BackendTrial, try_row
 
-FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch"}
-"""The module of each framework, which is also the extra that installs it."""
+FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
+"""The module of each framework."""
+INSTALL = {
+    "TensorFlow": "pip install 'hvd-cluster[tensorflow]'",
+    "PyTorch": "pip install 'hvd-cluster[torch]'",
+    "MXNet": "python -m hvd_cluster.install_mxnet",
+}
 NEVER = {
-    "MXNet": "hvd-cluster has no binding for it: MXNet has had no release since 2022",
     "DDL": "hvd-cluster does not use IBM's DDL; leave HOROVOD_CPU_OPERATIONS out",
     "CCL": "hvd-cluster does not use oneCCL; leave HOROVOD_CPU_OPERATIONS out",
 }
@@ -48,9 +52,8 @@ def _refusal(library: str, try_row: Callable[[registry.Row], BackendTrial]) -> s
 
 
 def _sections(works: Mapping[str, bool]) -> Sections:
-    frameworks = {name: find_spec(module) is not None for name, module in FRAMEWORKS.items()}
     return {
-        "Available Frameworks": {**frameworks, "MXNet": False},
+        "Available Frameworks": {name: find_spec(module) is not None for name, module in FRAMEWORKS.items()},
         "Available Controllers": {"MPI": works["MPI"], "Gloo": True},
         "Available Tensor Operations": {
             "NCCL": works["NCCL"],
@@ -67,6 +70,6 @@ def _reasons(sections: Sections, lacking: Mapping[str, str]) -> Iterator[tuple[s
     missing = [name for entries in sections.values() for name, there in entries.items() if not there]
     for name in dict.fromkeys(missing):
         if name in FRAMEWORKS:
-            yield name, f"it is not installed; install it with: pip install 'hvd-cluster[{FRAMEWORKS[name]}]'"
+            yield name, f"it is not installed; install it with: {INSTALL[name]}"
         else:
             yield name, NEVER.get(name) or lacking[name]

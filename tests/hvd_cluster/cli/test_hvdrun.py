@@ -310,10 +310,10 @@ def test_what_is_built(capsys, option):
     assert capsys.readouterr().out == build_summary()
 
 
-FRAMEWORKS = {"torch": "    [X] PyTorch", "tensorflow": "    [X] TensorFlow"}
+FRAMEWORKS = {"torch": "    [X] PyTorch", "tensorflow": "    [X] TensorFlow", "mxnet": "    [X] MXNet"}
 
 
-@pytest.mark.parametrize("installed", [[], ["torch"], ["torch", "tensorflow"]])
+@pytest.mark.parametrize("installed", [[], ["torch"], ["torch", "tensorflow", "mxnet"]])
 def test_the_summary_is_true(monkeypatch, installed):
     monkeypatch.setattr("hvd_cluster.cli.check_build.find_spec", lambda name: name if name in installed else None)
     monkeypatch.setattr("hvd_cluster.cli.check_build.features.mpi_built", lambda: False)
@@ -335,9 +335,10 @@ def test_the_summary_says_why_something_is_not_there(monkeypatch):
         monkeypatch.setattr(f"hvd_cluster.cli.check_build.features.{name}_built", lambda: False)
     lines = build_summary(refused).splitlines()
     reasons = lines[lines.index("Why not the others:") + 1 :]
-    assert reasons[:2] == [
+    assert reasons[:3] == [
         "    TensorFlow: it is not installed; install it with: pip install 'hvd-cluster[tensorflow]'",
         "    PyTorch: it is not installed; install it with: pip install 'hvd-cluster[torch]'",
+        "    MXNet: it is not installed; install it with: python -m hvd_cluster.install_mxnet",
     ]
     names = [line.split(":")[0].strip() for line in reasons if line]
     assert names == ["TensorFlow", "PyTorch", "MXNet", "MPI", "NCCL", "DDL", "CCL", "Gloo"]
