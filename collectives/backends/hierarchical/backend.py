@@ -9,15 +9,17 @@ bytes on H hosts, and the bytes that a host sends:
 operation      stages                                                      bytes
 =============  ==========================================================  ==========================
 allreduce      reduce-scatter inside, allreduce across, allgather inside   2 S (H - 1) / H
+reducescatter  reduce-scatter inside, reduce-scatter across                S (H - 1) / H
 allgather      allgather inside, allgather across, allgather inside        (H - 1) times its own bytes
 broadcast      inside the root's host, across, inside the other hosts      S log2 H at the root's host
 barrier        inside, across, inside
-anything else  that of the flat backend, which has all members
+anything else  that of the flat backend, which has all members             L times as many
 =============  ==========================================================  ==========================
 
 A ring of all P ranks has each host send 2 S (P - 1) / P for an allreduce, a direct exchange L times what this one does.
 
-Up to SMALL bytes column 0 carries all: a message costs more than its bytes. A 16-bit float is rounded twice, once on
+Up to SMALL bytes column 0 carries all: a message costs more than its bytes. A reducescatter of so few, and one where
+hosts have different numbers of members, is that of the flat backend. A 16-bit float is rounded twice, once on
 its host and once across; the flat backends round once. Prescaling happens in the first stage and postscaling in the
 last reduction, so that integers come out as in a single reduction. Each element is reduced by one member of each host
 and then identically on all hosts: results are bit-identical. The flat backend averages integers: the sum may not fit
@@ -168,7 +170,10 @@ class HierarchicalBackend(HostBackend, OffersVote):
         self, sources: Sequence[Array], destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel
     ) -> None:
         with self._all_or_none():
-            self._flat.reducescatter_arrays(sources, destinations, counts, how)
+            if self._scatters_in_stages(sum(counts), how):
+                self._scatter(Segments(sources), destinations, counts, how)
+            else:
+                self._flat.reducescatter_arrays(sources, destinations, counts, how)
 
     @override
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
@@ -315,6 +320,32 @@ class HierarchicalBackend(HostBackend, OffersVote):
     def _end_crossing(self, piece: _Piece, crossing: Outcome) -> None:
         self._network.finish(crossing, self._on_wait)
         self._hand_out(piece)
+
+    def _scatters_in_stages(self, count: int, how: ReductionKernel) -> bool:
+        is_asked = self._parameters.hierarchical_allreduce and how.op is not ReduceOp.AVERAGE
+        has_owners = self._columns == max(map(len, self._hosts))  # each member is in a column
+        return is_asked and has_owners and count * how.dtype.itemsize > SMALL
+
+    def _scatter(
+        self, source: Segments, destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel
+    ) -> None:
+        """A column combines what its members get: on each host its member there does, and then the hosts."""
+        spans = _spans(counts)
+        columns = list(zip(*self._hosts, strict=True))
+        totals = [sum([counts[member] for member in column]) for column in columns]
+        parts = [part for column in columns for member in column for part in source.parts(*spans[member])]
+        mine = self._workspaces[0].take(totals[self._local.rank], how.dtype)
+        self._reduce_inside(_Piece(parts, destinations, totals, mine), how)
+        self._scatter_across(mine, destinations, [counts[member] for member in columns[self._local.rank]], how)
+
+    @phase("exchange between hosts")
+    def _scatter_across(
+        self, mine: Array, destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel
+    ) -> None:
+        if self._cross is not None and mine.size:
+            with self._across():
+                rest = reduction(how.dtype, how.op, 1.0, how.postscale)
+                self._cross.reducescatter_arrays([mine], destinations, counts, rest)
 
     @phase("reduce on the host")
     def _reduce_inside(self, piece: _Piece, how: ReductionKernel) -> None:

@@ -6,18 +6,13 @@ It has a ``connection`` to the ``console`` of the driver, or yields its outcome 
 (``elastic``) each task is the agent of one slot (``elastic_task``).
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from collectives import facade
 
-try:
-    import pyspark as pyspark
-except ModuleNotFoundError as error:
-    if error.name != "pyspark":
-        raise
-    raise ImportError(
-        'hvd_cluster.spark needs PySpark, which is not installed: pip install "hvd-cluster[spark]"'
-    ) from error
+if find_spec("pyspark") is None:  # an import would take a worker, which does not need it, half a second
+    raise ImportError('hvd_cluster.spark needs PySpark, which is not installed: pip install "hvd-cluster[spark]"')
 
 if TYPE_CHECKING:
     from executors.agents.spark.broadcasts import PickledCall

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from collectives import Store
 from executors.agents.local.supervisor import GRACE_SECONDS
 from executors.api import JobSecret
-from executors.dashboard.picture import Address
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from executors.dashboard.picture import Address
 
 
 PARTITION = "HVD_CLUSTER_SPARK_PARTITION"

@@ -108,6 +108,33 @@ def test_each_byte_crosses_the_network_once():
     assert in_threads(4, body) == [(nbytes // 2, nbytes, 0)] * 4
 
 
+@pytest.mark.parametrize(
+    ("hosts", "crossing"), [("aabb", [12001, 2000] * 2), ("abba", [5000, 5000, 9001, 9001]), ("aaab", None)]
+)
+def test_a_reducescatter_crosses_once_where_each_member_is_in_a_column(hosts, crossing):
+    """Unequal parts, in place, with a scale at both ends; a member may get nothing."""
+
+    def body(rank):
+        backend = group.member(rank)
+        values = np.arange(total, dtype=np.float64) + rank
+        own = values[sum(counts[:rank]) :][: counts[rank]]
+        backend.reducescatter_arrays([values], [own], counts, reduction(DType.FLOAT64, ReduceOp.SUM, 2.0, 0.5))
+        cross = backend._cross.calls if backend._cross else Counter()
+        return own.copy(), cross["bytes"], backend._flat.calls["reducescatter"]
+
+    group, counts = Hosts(hosts), [5000, 0, 7001, 2000]
+    total = sum(counts)
+    ranks = sum(range(group.size))
+    found = in_threads(group.size, body)
+    expected = np.split(np.arange(total) * float(group.size) + ranks, np.cumsum(counts)[:-1])
+    for (own, _, _), whole in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(own, whole)
+    if crossing is None:
+        assert [flat for _, _, flat in found] == [1] * group.size
+    else:
+        assert [(nbytes // 8, flat) for _, nbytes, flat in found] == [(count, 0) for count in crossing]
+
+
 def test_few_bytes_cross_in_one_column():
     def body(rank):
         backend = group.member(rank)

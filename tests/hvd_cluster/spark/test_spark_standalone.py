@@ -130,12 +130,37 @@ places = run(place)
 try:
     run(place, num_proc=5)
 except PlacementError as error:
-    result = places, str(error)
+    refusal = str(error)
+
+import torch
+from pyspark.sql import functions as F
+from hvd_cluster.spark.torch import TorchEstimator
+
+df = spark.range(0, 300, 1, 4).select(F.randn(1).alias("a")).withColumn("y", 2 * F.col("a"))
+model = torch.nn.Linear(1, 1)
+columns = {"feature_cols": ["a"], "label_cols": ["y"]}
+training = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loss": torch.nn.functional.mse_loss, "epochs": 4}
+fitted = TorchEstimator(num_proc=3, model=model, verbose=0, **columns, **training).fit(df)
+error = F.max(F.abs(F.col("y__output") - F.col("y")))
+result = places, refusal, fitted.getHistory(), fitted.transform(df.coalesce(1)).agg(error).first()[0]
 """
 
 
-def test_ranks_follow_hosts_and_see_their_gpus(standalone):
-    places, refusal = standalone.run(TRAIN)
+@pytest.fixture(scope="module")
+def results(standalone):
+    return standalone.run(TRAIN)
+
+
+def test_an_estimator(results):
+    """Three workers for two hosts."""
+    *_, history, error = results
+    assert [record["rows"] for record in history] == [300] * 4
+    assert history[-1]["train"]["loss"] < 0.1
+    assert error < 1
+
+
+def test_ranks_follow_hosts_and_see_their_gpus(standalone, results):
+    places, refusal, *_ = results
     assert [place["rank"] for place in places] == [0, 1, 2, 3]
     assert [place["all"] for place in places] == [[0, 1, 2, 3]] * 4
     local_size = 4 // standalone.hosts
