@@ -9,6 +9,7 @@ A name loads at its first use: a worker reads rows without the parts that start 
 
 from typing import TYPE_CHECKING
 
+import executors.agents.spark  # noqa: F401  says how to install PySpark where it is missing
 from collectives import facade
 
 if TYPE_CHECKING:
