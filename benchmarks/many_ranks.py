@@ -1,7 +1,7 @@
-"""Hundreds of ranks without a framework on hosts that are network namespaces: start, lost hosts, growth, shutdown.
+"""Many ranks without a framework on hosts that are network namespaces: start, lost hosts, growth, shutdown.
 
     python -m benchmarks.many_ranks
-    python -m benchmarks.many_ranks --hosts 8 --ranks 32 --rounds 50
+    python -m benchmarks.many_ranks --hosts 8 --ranks 16 --rounds 50
 
 An elastic job trains one array in steps of an allreduce, with a commit after each. In a round a host is killed with its
 agent, or leaves as planned, in turns, and comes back. The script fails if a step is lost or done twice, and shows what
@@ -305,7 +305,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=8, help="network namespaces (default: 8)")
-    parser.add_argument("--ranks", type=int, default=32, help="ranks on each of them (default: 32)")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks on each of them (default: 8)")
     parser.add_argument("--rounds", type=int, default=4, help="hosts that go and come back (default: 4)")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     add_json_argument(parser)
