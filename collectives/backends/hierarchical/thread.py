@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
@@ -10,10 +11,13 @@ from typing import TypeAlias
 from collectives.backends.base import OnWait
 
 WAIT_SECONDS = 0.05
+START_SECONDS = 1.0
 
 Outcome: TypeAlias = "SimpleQueue[BaseException | None]"
 """Gets the error of a call, or None, when the call is over. Not a Future: an interrupt in a wait for one may leave its
 lock taken, for ever."""
+
+Calls: TypeAlias = "SimpleQueue[tuple[Outcome, Callable[[], None]] | None]"
 
 
 class StageThread:
@@ -26,10 +30,14 @@ class StageThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[tuple[Outcome, Callable[[], None]] | None] = SimpleQueue()
+        self._name = name
+        self._has_started = self._was_starting = False
+        self._renew()
+
+    def _renew(self) -> None:
+        self._calls: Calls = SimpleQueue()
         # Owned by this object, whose close() ends and joins it. An abort of the calls ends a wait for them.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._has_started = False
+        self._thread = threading.Thread(target=_run, args=(self._calls,), name=self._name, daemon=True)
 
     def __enter__(self) -> StageThread:
         if not self._has_started:
@@ -63,24 +71,34 @@ class StageThread:
             raise error
 
     def _start(self) -> None:
-        self._has_started = True  # also if an interrupt ends the wait for the thread
-        try:
+        if self._was_starting and not self._is_there():
+            self._calls.put(None)
+            self._renew()
+            self._was_starting = False
+        if not self._was_starting:
+            self._was_starting = True
             self._thread.start()
-        except RuntimeError:  # the system has no thread for it
-            self._has_started = False
-            raise
+        self._has_started = True
 
-    def _run(self) -> None:
-        while (entry := self._calls.get()) is not None:
-            outcome, call = entry
-            error: BaseException | None = None
-            try:
-                call()
-            except BaseException as raised:  # noqa: BLE001
-                error = raised
-            del call, entry  # which would keep the memory of the caller until the next call
-            outcome.put(error)
-            del outcome, error
+    def _is_there(self) -> bool:
+        """Whether the thread exists though an interrupt has ended its start; it says so within START_SECONDS."""
+        deadline = time.monotonic() + START_SECONDS
+        while self._thread.ident is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return self._thread.ident is not None
+
+
+def _run(calls: Calls) -> None:
+    while (entry := calls.get()) is not None:
+        outcome, call = entry
+        error: BaseException | None = None
+        try:
+            call()
+        except BaseException as raised:  # noqa: BLE001
+            error = raised
+        del call, entry  # which would keep the memory of the caller until the next call
+        outcome.put(error)
+        del outcome, error
 
 
 def _nothing() -> None:

@@ -132,6 +132,35 @@ def test_a_block_ends_after_an_interrupt_at_any_time():
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("line", range(1, 9))
+def test_an_interrupt_at_any_line_of_the_start_leaves_a_thread_that_runs(line):
+    """There are fewer lines, so the last ones interrupt nothing."""
+    lines = iter(range(1, line + 1))
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != StageThread.__enter__.__code__.co_filename:
+            return None
+        if event == "line" and next(lines, line) == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    beside, done = StageThread("hvd-test"), []
+    try:
+        sys.settrace(trace)
+        with beside:
+            sys.settrace(None)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    with beside as thread:
+        outcome = thread.submit(lambda: done.append(1))
+        assert outcome.get(timeout=10) is None
+    beside.close()
+    assert done == [1]
+
+
 class Memory:
     """Something that a call refers to."""
 
