@@ -134,7 +134,7 @@ def train(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process has: its descriptors, its threads, and its memory in MB."""
+    """The resources of a process: its descriptors, its threads, and its memory in MB."""
 
     descriptors: int
     threads: int
@@ -197,7 +197,7 @@ class Job:
         (self.folder / "order.next").rename(self.folder / "order")
 
     def notes(self, name: str) -> list[dict[str, Any]]:
-        """What workers have noted there."""
+        """The notes of all workers in the file ``name``."""
         path = self.folder / name
         return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
 
