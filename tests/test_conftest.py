@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,34 @@ def test_the_compiler_of_torch_waits_until_something_is_compiled():
         [sys.executable, "-c", EAGER_AND_COMPILED], env=variables, check=True, capture_output=True, text=True
     )
     assert done.stdout.splitlines() == ["Deferred True", "module [1.0, 1.0, 1.0] False", "[0.0, 0.0, 0.0]"]
+
+
+LIGHTNING = """
+import sys
+import torch
+from lightning.fabric.wrappers import OptimizedModule
+
+def late():
+    return [name for name in ("torch._dynamo", "scipy.signal") if type(sys.modules[name]).__name__ == "Deferred"]
+
+network = torch.nn.Linear(2, 2)
+print(late(), isinstance(network, OptimizedModule))
+import torch._dynamo.config as config
+print(late(), config is torch._dynamo.config)
+compiled = torch.compile(network, backend="eager")
+print(isinstance(network, OptimizedModule), isinstance(compiled, OptimizedModule))
+from scipy import signal
+print(signal.convolve([1, 2], [3]), late(), hasattr(signal, "hamming"))
+"""
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
+def test_the_imports_of_lightning_wait_until_somebody_uses_them():
+    variables = {**os.environ, "PYTHONPATH": startup.PATH}
+    done = subprocess.run([sys.executable, "-c", LIGHTNING], env=variables, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "['torch._dynamo', 'scipy.signal'] False",
+        "['scipy.signal'] True",
+        "False True",
+        "[3 6] [] False",
+    ]

@@ -98,7 +98,7 @@ spark.stop()
 """
 
 
-CONNECT_SECONDS = 400
+CONNECT_SECONDS = 600
 """The longest that the client of Connect may take for all of its bodies."""
 
 
