@@ -157,6 +157,7 @@ class Job:
     def __enter__(self) -> Job:
         most = self.ranks * len(self.names)
         options = ["-np", str(most), "--min-np", "1", "--max-np", str(most), "--start-timeout", str(PATIENCE_SECONDS)]
+        options += ["--gloo-timeout-seconds", str(int(PATIENCE_SECONDS))]
         hosts = ["--host-discovery-script", f"cat {self.folder}/hosts", "--remote-shell", "ip netns exec {host}"]
         cool = ["--blacklist-cooldown-range", "1", "1"]
         worker = [sys.executable, "-m", "benchmarks.many_ranks", "--worker", str(self.folder)]

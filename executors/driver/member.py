@@ -29,8 +29,12 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 50.0
 AGAIN_SECONDS = 1.0
+"""How long a first try waits for the driver; each further one waits twice as long as the one before, up to the most."""
+MOST_AGAIN_SECONDS = 16.0
 PATIENCE_SECONDS = 60.0
-"""A driver that does not answer may be stopped, or its host busy, for a while. If it ends, so do its workers."""
+"""How long a worker repeats a report to a driver that does not answer."""
+LOST_SECONDS = 300.0
+"""A driver that does not answer for so long is lost. It may be stopped, or its host busy; its end ends its workers."""
 
 Listener = Callable[[Published], None]
 T = TypeVar("T")
@@ -129,14 +133,19 @@ class Member:
         return self._stopped.is_set() or self._lost is not None
 
     def report(self, report: Report, seconds: float = PATIENCE_SECONDS) -> None:
-        """Send ``report`` to the driver, at least once, and for up to ``seconds``. Raises the errors of the store."""
+        """Send ``report`` to the driver, at least once, and for up to ``seconds``. Raises the errors of the store.
+
+        The last try may end up to MOST_AGAIN_SECONDS later.
+        """
         key, value = report_key(self.identity.worker, next(self._numbers)), report.encode()
-        self._patiently(lambda: self._store.set(key, value, AGAIN_SECONDS), seconds)
+        # A driver that hundreds of workers ask at once gets no time by tries that end before its answer.
+        waits = (min(AGAIN_SECONDS * 2**number, MOST_AGAIN_SECONDS) for number in itertools.count())
+        self._patiently(lambda: self._store.set(key, value, next(waits)), seconds)
 
     def call(self) -> WorldCall:
         """The call of an elastic function in which the ranks of the job are. Raises as above."""
         try:
-            return WorldCall.decode(self._store.get(CALL, 0.0))
+            return WorldCall.decode(self._patiently(partial(self._store.get, CALL, 0.0), LOST_SECONDS))
         except CollectiveTimeoutError:
             return WorldCall()
 
@@ -147,7 +156,7 @@ class Member:
         """
         end = time.monotonic() + seconds
         while not self.is_over and time.monotonic() < end:
-            present = self._patiently(self.call, PATIENCE_SECONDS)
+            present = self.call()
             if present != call:
                 return present
             with suppress(CollectiveTimeoutError):
@@ -162,7 +171,7 @@ class Member:
         get = partial(self._store.get, answer_key(self.identity.worker, report.call), POLL_SECONDS)
         while not self.is_over:
             with suppress(CollectiveTimeoutError):
-                return Answer.decode(self._patiently(get, PATIENCE_SECONDS))
+                return Answer.decode(self._patiently(get, LOST_SECONDS))
         return Answer("end")
 
     def give_metrics(self, number: int, metrics: bytes) -> None:
@@ -193,7 +202,7 @@ class Member:
         get = partial(self._store.get, world_key(round), POLL_SECONDS)
         while not self._stopped.is_set():
             try:
-                return Published.decode(self._patiently(get, PATIENCE_SECONDS))
+                return Published.decode(self._patiently(get, LOST_SECONDS))
             except CollectiveTimeoutError:
                 continue
             except HorovodInternalError as error:

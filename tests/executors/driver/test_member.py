@@ -130,6 +130,7 @@ class Deaf(MemoryStore):
     def __init__(self, times):
         super().__init__()
         self.times = times
+        self.timeouts = []
 
     def _answer(self):
         self.times -= 1
@@ -137,6 +138,7 @@ class Deaf(MemoryStore):
             raise PeerLostError("did not answer within 1 s")
 
     def set(self, key, value, timeout=None):
+        self.timeouts.append(timeout)
         self._answer()
         super().set(key, value, timeout)
 
@@ -164,6 +166,13 @@ def test_a_report_is_given_up_when_its_time_is_over_or_the_process_is_about_to_e
     assert member._store.times == 999
 
 
+def test_each_try_of_a_report_waits_longer_for_a_driver_with_many_workers(monkeypatch):
+    monkeypatch.setattr("collectives.net.attempts.FIRST_PAUSE", 0.001)
+    store = Deaf(6)
+    Member(store, WorkerIdentity("worker-1", 0, False), lambda world: None).report(Report("lost", 0))
+    assert store.timeouts == [1.0, 2.0, 4.0, 8.0, 16.0, 16.0, 16.0]
+
+
 def test_a_driver_that_does_not_answer_for_a_while_is_not_lost():
     store = Deaf(2)
     MemoryStore.set(store, world_key(0), Published(0, is_over=True).encode())
@@ -176,6 +185,12 @@ def test_the_call_in_which_the_ranks_are(place):
     assert place.member.call() == WorldCall()
     place.driver.set(CALL, WorldCall(2).encode())
     assert place.member.call() == WorldCall(2)
+
+
+def test_the_call_comes_from_a_driver_that_does_not_answer_for_a_while():
+    store = Deaf(2)
+    MemoryStore.set(store, CALL, WorldCall(2).encode())
+    assert Member(store, WorkerIdentity("worker-1", 0, True), lambda world: None).call() == WorldCall(2)
 
 
 class TestTheNextCall:
@@ -210,7 +225,7 @@ class TestTheNextCall:
 
 
 def test_a_driver_that_is_lost_ends_the_wait(caplog, monkeypatch):
-    monkeypatch.setattr("executors.driver.member.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("executors.driver.member.LOST_SECONDS", 0.1)
     server = RendezvousServer(KEY, host="127.0.0.1")
     client = RendezvousClient("127.0.0.1", server.start(), KEY, 0.1)
     place = Place(server.store, client)
