@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         HostsUpdatedInterrupt,
         InvalidRequestError,
         MismatchError,
+        NoDescriptorError,
         NotInitializedError,
         Operation,
         PeerLostError,
@@ -97,9 +98,9 @@ else:
         __name__,
         {
             "api": "CollectiveTimeoutError DType DuplicateNameError EngineError HorovodInternalError "
-            "HostsUpdatedInterrupt InvalidRequestError LONGEST_SECONDS MismatchError NotInitializedError "
-            "Operation PeerLostError ReduceOp RefusedCallError Request SettingsError ShutDownError Store "
-            "Topology UnsupportedRequestError World override",
+            "HostsUpdatedInterrupt InvalidRequestError LONGEST_SECONDS MismatchError NoDescriptorError "
+            "NotInitializedError Operation PeerLostError ReduceOp RefusedCallError Request SettingsError "
+            "ShutDownError Store Topology UnsupportedRequestError World override",
             "buffers": "Buffer as_buffer empty",
             "controller.agreement": "name_ranks",
             "controller.process_sets": "GLOBAL",

@@ -55,6 +55,10 @@ class HorovodInternalError(RuntimeError):
     batch: int | None = None
 
 
+class NoDescriptorError(HorovodInternalError):
+    """This process has no file descriptor left, so it cannot connect to the other ranks."""
+
+
 class MismatchError(HorovodInternalError):
     """The ranks submitted different things under one name. Every member rank gets the same text.
 

@@ -12,6 +12,9 @@ from pathlib import Path
 CLONE_NEWNET = 0x40000000  # setns(2)
 HOSTS = ("host-0", "host-1")
 RATE = "1gbit"
+SLOW = "1mbit"
+# The bucket holds the largest packet that TCP hands to the link; the queue, 25 ms of it.
+BUCKET = "tbf rate {rate} burst 128kb latency 25ms"
 WIRE = "wire"
 NAMESPACES = Path("/var/run/netns")
 ENTER_HOST = Path(__file__).with_name("enter_host")
@@ -82,6 +85,18 @@ class Network:
         """Take the link up again."""
         self._set_link("up")
 
+    def slow(self):
+        """Let the link carry little, so that all but small messages take long."""
+        self._limit(SLOW)
+
+    def hasten(self):
+        """Give the link its rate again."""
+        self._limit(self._rate)
+
+    def _limit(self, rate):
+        for name in self.names.values():
+            _run("tc", "-n", name, *f"qdisc change dev {WIRE} root {BUCKET.format(rate=rate)}".split())
+
     def _set_link(self, state):
         _run("ip", "-n", self.names[HOSTS[0]], "link", "set", WIRE, state)
 
@@ -94,8 +109,7 @@ class Network:
             self._join(names)
         for number, name in enumerate(names, 1):
             _run("ip", "-n", name, "address", "add", f"10.77.0.{number}/24", "dev", WIRE)
-            # The bucket holds the largest packet that TCP hands to the link; the queue, 25 ms of it.
-            _run("tc", "-n", name, *f"qdisc add dev {WIRE} root tbf rate {self._rate} burst 128kb latency 25ms".split())
+            _run("tc", "-n", name, *f"qdisc add dev {WIRE} root {BUCKET.format(rate=self._rate)}".split())
             for device in ("lo", WIRE):
                 _run("ip", "-n", name, "link", "set", device, "up")
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TypeVar
 
-from collectives.api import HorovodInternalError
+from collectives.api import HorovodInternalError, NoDescriptorError
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -96,14 +96,20 @@ def explained(error: Error, rank: int) -> Error | HorovodInternalError:
     if not _is_lack(error) or (isinstance(error, HorovodInternalError) and text.startswith("rank ")):
         return error
     reason = text if "ulimit -n" in text else f"{EXHAUSTED} ({text})"
-    return HorovodInternalError(f"rank {rank} cannot connect: {reason}")
+    return NoDescriptorError(f"rank {rank} cannot connect: {reason}")
 
 
 def _is_lack(error: BaseException | None) -> bool:
-    """Whether no descriptor was left for ``error`` or one of its causes. Some libraries say so in their text only."""
+    """Whether no descriptor was left for ``error`` or one of its causes. Some libraries say so in their text only.
+
+    The text of an error of another rank, or of the driver, may tell of a process that lacks descriptors there.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:  # an error can be among its own causes
-        if (isinstance(error, OSError) and are_exhausted(error)) or "Too many open files" in str(error):
+        is_foreign = not isinstance(error, HorovodInternalError)
+        if isinstance(error, NoDescriptorError) or (isinstance(error, OSError) and are_exhausted(error)):
+            return True
+        if is_foreign and "Too many open files" in str(error):
             return True
         seen.add(id(error))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -19,8 +19,8 @@ import msgpack
 from collectives.api import (
     CollectiveTimeoutError,
     EngineError,
-    HorovodInternalError,
     InvalidRequestError,
+    NoDescriptorError,
     PeerLostError,
     SettingsError,
     ShutDownError,
@@ -65,7 +65,7 @@ class RendezvousClient:
     server cannot be reached, a call tries again for up to ``connect_timeout`` seconds (and :meth:`get` for no more than
     its own timeout and 5 s). All but ``add`` are sent again when a connection breaks under way.
 
-    Every call raises PeerLostError when the server cannot be reached, does not answer or stops; HorovodInternalError
+    Every call raises PeerLostError when the server cannot be reached, does not answer or stops; NoDescriptorError
     when this process has no file descriptor left for a connection; SettingsError when the two sides have different
     secrets; InvalidRequestError for a key, value or counter the server refuses; ShutDownError after :meth:`close`. The
     constructor raises SettingsError.
@@ -238,7 +238,7 @@ class RendezvousClient:
                 return self._dial(min(patience, _DIAL_TIMEOUT))
             except (OSError, UnicodeError) as error:
                 if isinstance(error, OSError) and descriptors.are_exhausted(error):
-                    raise HorovodInternalError(f"no connection to {self._where}: {descriptors.EXHAUSTED}") from error
+                    raise NoDescriptorError(f"no connection to {self._where}: {descriptors.EXHAUSTED}") from error
                 problem = error
         raise self._lost(f"cannot be reached for {patience:g} s ({problem})") from problem
 

@@ -447,6 +447,7 @@ class Driver:
             "behind": lambda report: self._leave_behind(worker),
             "leaving": lambda report: self._leave(worker),
             "failed": lambda report: self._cut_off(worker, report),
+            "unable": lambda report: self._replace(worker, report),
             "lost": self._lose,
             "formed": self._formed,
             "returned": lambda report: self._note_stage(report.call, report.round, has_returned=True),
@@ -521,6 +522,11 @@ class Driver:
         """Newcomers that the ranks need may wait for this call."""
         self._note_stage(report.call)
         self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report))
+
+    def _replace(self, worker: str, report: Report) -> None:
+        """The others go on without ``worker``."""
+        self._agents.kill(worker)
+        self.failed(worker, Failure(FailureKind.EXIT, f"could not connect: {report.text}"))
 
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""

@@ -249,6 +249,7 @@ class Report:
     * ``behind``: the other ranks are in a later call of an elastic function, or begin none; the worker will leave.
     * ``leaving``: a world was published without the worker, which ends.
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
+    * ``unable``: the worker cannot be in any world, for the reason ``text``.
     * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.
     * ``finished``, where Ray Train may replace workers: the training function has returned, in the world of ``round``;
       ``call`` counts the ends of the worker. ``text`` is its :class:`LastReport`, or empty.

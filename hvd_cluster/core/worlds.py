@@ -18,6 +18,7 @@ from collectives import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
     MismatchError,
+    NoDescriptorError,
     PeerLostError,
     RendezvousClient,
     Settings,
@@ -140,12 +141,20 @@ class Worlds:
 
         A newcomer waits until they have finished a step. They come together, so one that is late does not come.
         """
+        if isinstance(error, NoDescriptorError):
+            return self._without_this(world, error)
         newest = self._member.newest()
         is_newest = newest is None or newest.round <= world.round
         if is_newest and self._is_first and isinstance(error, CollectiveTimeoutError):
             logger.info("round %d: the other ranks still finish a step; %s", world.round, error)
             return world
         return self.after(error)
+
+    def _without_this(self, world: World, error: NoDescriptorError) -> World:
+        """Leave the job to the others: no later world could have this process. Raises as :meth:`after`."""
+        logger.error("%s leaves the job: %s", self.identity.worker, error)
+        self._member.report(Report("unable", world.round, text=str(error)))
+        return self._world(self._wait(lambda published: published.round > world.round))
 
     def entered(self) -> None:
         """The engine of this process runs, in the world of ``round``."""

@@ -37,7 +37,7 @@ class Arena(Protocol):
     repertoire: Repertoire
 
     def hit(self, kind: str, worker: str) -> None:
-        """Let ``kind``, of the repertoire, happen to ``worker`` or its host; also continue and heal.
+        """Let ``kind``, of the repertoire, happen to ``worker`` or its host; also what ends it, of ENDS.
 
         One that has ended stays so.
         """
@@ -115,6 +115,9 @@ class LocalArena:
     def _strike(self, kind, process):
         if kind == "guard":
             self._parent(process).kill()
+        elif kind == "exhaust":
+            few = process.num_fds()
+            process.rlimit(psutil.RLIMIT_NOFILE, (few, few))
         else:
             process.send_signal(SIGNALS[kind])
 

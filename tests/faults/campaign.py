@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.faults.arena import POLL_SECONDS, LocalArena
 from tests.faults.chronicle import ViolationError, check_notice, check_result, check_values
-from tests.faults.events import DRIVERS, Blow, draw
+from tests.faults.events import DRIVERS, ENDS, Blow, draw
 
 # An executor of Spark takes long on a busy machine.
 START_SECONDS = 300.0
@@ -221,17 +221,18 @@ class Bout:
                 self._kill_newcomer()
             else:
                 self._job.hit(blow.kind, workers[blow.target])
-            if blow.seconds and not blow.removes:
+        for blow in blows:
+            if blow.kind == "exhaust" or (blow.seconds and not blow.removes):
                 calm = blow.seconds
                 self._sleep_until(begin + blow.seconds)
-                self._job.hit("continue", workers[blow.target])
+                self._job.hit(ENDS[blow.kind], workers[blow.target])
         return max(calm, time.monotonic() - begin if any(blow.kind == "newcomer" for blow in blows) else 0.0)
 
     def _continue(self, blows, workers, begin):
         for blow in blows:
-            if blow.seconds and blow.removes:
+            if blow.kind != "exhaust" and blow.seconds and blow.removes:
                 self._sleep_until(begin + blow.seconds)
-                self._job.hit("continue" if blow.kind == "stop" else "heal", workers[blow.target])
+                self._job.hit(ENDS.get(blow.kind, "heal"), workers[blow.target])
 
     def _kill_newcomer(self):
         self._offer(self._slots)

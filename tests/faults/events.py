@@ -9,9 +9,13 @@ LONG_SECONDS = 10.0
 RECOVERY_SECONDS = 0.3
 # Longer than a silent host is waited for, so that the job has gone on when the link is healed.
 CUT_SECONDS = 8.0
+# So long a slow link, or a rank without descriptors, hinders the recovery from a loss.
+HINDERED_SECONDS = (0.5, 3.0)
 # Until another node comes for one that was lost; between the notice that a node or an executor will go, and its end.
 NODE_SECONDS = 3.0
 DRIVERS = {"driver", "JVM"}
+# A kind that lasts, and what ends it.
+ENDS = {"stop": "continue", "cut": "heal", "slow": "hasten", "exhaust": "kill"}
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,12 @@ class Blow:
 
     ``kind``: ``kill``, ``guard`` (its parent process is killed), ``task`` or ``executor`` (that of Spark is killed),
     ``stop`` (for ``seconds``) or ``drain`` (a notice to it, or to its node or executor, which ends after ``seconds``;
-    another one comes) of the rank ``target``; ``agent`` (the one of its host is killed), ``cut`` (the link to its host,
-    for ``seconds``) or ``node`` (that of Ray is killed; another one comes after ``seconds``), and ``beside`` are the
-    other ranks of this host; ``newcomer``: the next worker that comes is killed before it trains; ``offer``: the hosts
-    have ``target`` slots; ``driver`` or ``JVM`` (that of Spark's driver): it is killed.
+    another one comes) of the rank ``target``; ``exhaust`` (it gets no new descriptor any more, and is killed after
+    ``seconds`` if the job has not replaced it); ``slow`` (the link to its host, for ``seconds``); ``agent`` (the one of
+    its host is killed), ``cut`` (that link, for ``seconds``) or ``node`` (that of Ray is killed; another one comes
+    after ``seconds``), and ``beside`` are the other ranks of this host; ``newcomer``: the next worker that comes is
+    killed before it trains; ``offer``: the hosts have ``target`` slots; ``driver`` or ``JVM`` (that of Spark's driver):
+    it is killed.
     """
 
     kind: str
@@ -35,8 +41,9 @@ class Blow:
     @property
     def removes(self):
         """The ranks that are no members of the next world."""
+        spared = {"offer", "newcomer", "slow", *DRIVERS}
         lost = self.kind != "stop" or self.seconds >= LONG_SECONDS
-        return (self.target, *self.beside) if lost and self.kind not in {"offer", "newcomer", *DRIVERS} else ()
+        return (self.target, *self.beside) if lost and self.kind not in spared else ()
 
     def __str__(self):
         late = f" after {self.at:.2f} s" if self.at else ""
@@ -53,18 +60,20 @@ class Blow:
 class Repertoire:
     """The events that a job may meet: ``hits`` to one rank; ``host``, each with its seconds, to all ranks of a host.
 
-    ``notice``: the seconds of a drain that hits one rank; ``drivers``: what may be killed of the driver.
+    ``notice``: the seconds of a drain that hits one rank; ``hindrances``: what may make the recovery from a loss hard;
+    ``drivers``: what may be killed of the driver.
     """
 
     hits: tuple[str, ...] = ("kill", "kill", "guard", "drain")
     host: tuple[tuple[str, float], ...] = ()
     notice: float = 0.0
+    hindrances: tuple[str, ...] = ()
     offers: bool = True
     drivers: tuple[str, ...] = ("driver",)
 
 
-PROCESSES = Repertoire()
-TWO_HOSTS = Repertoire(host=(("agent", 0.0), ("cut", CUT_SECONDS)))
+PROCESSES = Repertoire(hindrances=("exhaust",))
+TWO_HOSTS = Repertoire(host=(("agent", 0.0), ("cut", CUT_SECONDS)), hindrances=("exhaust", "slow"))
 # Nodes and executors drain, and never a rank by itself: nothing here changes the slots of a host, so the slot of a rank
 # that left would stay empty.
 NODES = Repertoire(
@@ -92,7 +101,7 @@ def draw(random, size, most, repertoire=PROCESSES, remote=()):
         "driver": 0.3 * len(repertoire.drivers),
         "newcomer": 1,
     }
-    pairs = {"two": 3, "during": 3} if size > 2 else {}
+    pairs = {"two": 3, "during": 3, "hindered": 2 * bool(repertoire.hindrances)} if size > 2 else {}
     hosts = {"host": 3} if repertoire.host and 0 < len(remote) < size else {}
     weights = {**kinds, **pairs, **hosts}
     kind = random.choices([*weights], [*weights.values()])[0]
@@ -147,6 +156,12 @@ class Draw:
         at = round(self.random.uniform(0.0, RECOVERY_SECONDS), 2)
         again = self.random.choice([self._hit()(second, at), Blow("kill", first, at)])
         return self._hit()(first), again
+
+    def _hindered(self):
+        """The loss of a rank, while another one has no descriptor, or while the link between the hosts is slow."""
+        first, second = self.random.sample(range(self.size), 2)
+        kind, seconds = self.random.choice(self.repertoire.hindrances), self.random.choice(HINDERED_SECONDS)
+        return Blow(kind, second, seconds=seconds), Blow("kill", first)
 
     def _newcomer(self):
         return Blow("kill", self.random.randrange(self.size)), Blow("newcomer")

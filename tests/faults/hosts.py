@@ -63,7 +63,8 @@ class HostsArena(LocalArena):
         return "".join(f"{host}:{count}\n" for host, count in counts.items() if shares[host])
 
     def hit(self, kind, worker):
-        links = {"cut": self._network.cut, "heal": self._network.heal}
+        network = self._network
+        links = {"cut": network.cut, "heal": network.heal, "slow": network.slow, "hasten": network.hasten}
         links.get(kind, lambda: super(HostsArena, self).hit(kind, worker))()
 
     def _strike(self, kind, process):

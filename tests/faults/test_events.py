@@ -5,7 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.events import DRIVERS, EXECUTORS, LONG_SECONDS, NODE_SECONDS, NODES, TWO_HOSTS, Blow, draw
+from tests.faults.events import (
+    DRIVERS,
+    ENDS,
+    EXECUTORS,
+    LONG_SECONDS,
+    NODE_SECONDS,
+    NODES,
+    PROCESSES,
+    TWO_HOSTS,
+    Blow,
+    draw,
+)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -52,11 +63,21 @@ def test_a_driver_that_shall_live():
 def test_all_kinds_come_and_a_seed_repeats_them():
     drawn = [draw(random.Random(seed), 3, 3) for seed in range(300)]
     kinds = {blow.kind for blows in drawn for blow in blows}
-    assert kinds == {"kill", "guard", "stop", "drain", "newcomer", "offer", "driver"}
+    assert kinds == {"kill", "guard", "stop", "exhaust", "drain", "newcomer", "offer", "driver"}
     assert drawn == [draw(random.Random(seed), 3, 3) for seed in range(300)]
 
 
+@pytest.mark.parametrize(("repertoire", "kinds"), [(PROCESSES, {"exhaust"}), (TWO_HOSTS, {"exhaust", "slow"})])
+def test_what_hinders_the_recovery_from_a_loss_hits_another_rank_and_has_an_end(repertoire, kinds):
+    drawn = [draw(random.Random(seed), 3, 3, repertoire, (1,)) for seed in range(300)]
+    hindered = [blows for blows in drawn if blows[0].kind in {"exhaust", "slow"}]
+    assert {first.kind for first, _ in hindered} == kinds
+    assert all(first.seconds > 0 and first.kind in ENDS for first, _ in hindered)
+    assert all(second.kind == "kill" and second.target != first.target for first, second in hindered)
+
+
 def test_what_an_event_says():
+    assert str(Blow("exhaust", 2, seconds=0.5)) == "exhaust rank 2 for 0.5 s"
     assert str(Blow("stop", 2, seconds=LONG_SECONDS)) == "stop rank 2 for 10 s"
     assert str(Blow("kill", 1, 0.25)) == "kill rank 1 after 0.25 s"
     assert str(Blow("offer", 3)) == "offer 3 slots"

@@ -16,6 +16,7 @@ from collectives.api import (
     DType,
     EngineError,
     HorovodInternalError,
+    NoDescriptorError,
     PeerLostError,
     ReduceOp,
     SettingsError,
@@ -45,7 +46,7 @@ def lacks_descriptors(error: Exception) -> bool:
 def cannot_listen(error: Exception, address: str) -> Exception:
     """The error for one that Gloo raised when it should listen on ``address``."""
     if lacks_descriptors(error):
-        return HorovodInternalError(f"Gloo cannot listen: {EXHAUSTED} ({error})")
+        return NoDescriptorError(f"Gloo cannot listen: {EXHAUSTED} ({error})")
     allowed = ", ".join(interfaces.names())
     return SettingsError(f"Gloo cannot listen on {address!r} ({error}); the interfaces of this host are: {allowed}")
 
@@ -66,7 +67,7 @@ def translate(error: Exception, group: Group) -> Exception:
         return error
     text = str(error)
     if lacks_descriptors(error):
-        return HorovodInternalError(f"Gloo failed: {EXHAUSTED} ({text})")
+        return NoDescriptorError(f"Gloo failed: {EXHAUSTED} ({text})")
     if "Timed out" in text or "timeout" in text:
         return timed_out(group, text)
     if "/transport/" in text or "onnect" in text:

@@ -10,7 +10,7 @@ import pytest
 
 from collectives.api import (
     EngineError,
-    HorovodInternalError,
+    NoDescriptorError,
     PeerLostError,
     SettingsError,
     Timeouts,
@@ -163,5 +163,5 @@ def test_a_lack_of_descriptors_is_no_lost_rank(host, monkeypatch):
     store = MemoryStore()
     store.set(KEY, msgpack.packb({"id": "", "host": "a", "unix": "\0nobody", "tcp": [LOCALHOST, 1]}))
     error = outcome(lambda: connect(Hello(1, 2, host), store, timeout=0.5))
-    assert type(error) is HorovodInternalError
+    assert type(error) is NoDescriptorError
     assert "this process has no file descriptor left; raise the limit of ulimit -n" in str(error)

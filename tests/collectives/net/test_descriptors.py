@@ -9,7 +9,15 @@ import textwrap
 
 import pytest
 
-from collectives.api import EngineError, HorovodInternalError, PeerLostError, Timeouts, Topology, World
+from collectives.api import (
+    EngineError,
+    HorovodInternalError,
+    NoDescriptorError,
+    PeerLostError,
+    Timeouts,
+    Topology,
+    World,
+)
 from collectives.engine import start
 from collectives.net import descriptors
 from collectives.settings import Settings
@@ -45,13 +53,21 @@ LACK = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 )
 def test_a_lack_is_explained_wherever_it_strikes(error):
     found = descriptors.explained(error, 3)
-    assert type(found) is HorovodInternalError
+    assert type(found) is NoDescriptorError
     assert str(found).startswith(f"rank 3 cannot connect: {REMEDY}")
     assert descriptors.explained(found, 5) is found  # the explanation of another rank
 
 
 def test_an_error_with_another_reason_stays():
     error = caused(OSError(errno.ECONNRESET, "reset"), ValueError("odd"))
+    assert descriptors.explained(error, 3) is error
+
+
+def test_the_lack_of_another_rank_is_not_that_of_this_one():
+    """The driver tells all ranks how that one was lost."""
+    error = HorovodInternalError(
+        f"world 2 replaces world 1: rank 0 lost (cannot connect: {REMEDY}, Too many open files)"
+    )
     assert descriptors.explained(error, 3) is error
 
 
@@ -87,8 +103,8 @@ def test_all_ranks_hear_which_rank_has_no_descriptors_left(victim, free):
     if free > 4 and errors[victim] == STARTED:  # as few may be enough
         assert errors == [STARTED] * 3
         return
-    for kind, text in errors:
-        assert kind == "HorovodInternalError", errors
+    for rank, (kind, text) in enumerate(errors):
+        assert kind == ("NoDescriptorError" if rank == victim else "HorovodInternalError"), errors
         assert text.startswith(f"rank {victim} cannot connect: "), errors
         assert "raise the limit of ulimit -n" in text
 
@@ -100,7 +116,7 @@ def test_a_rank_that_can_open_nothing_says_so(free):
         body = functools.partial(_start, server.port, secret, 0, free)
         with Processes(1, body) as processes:
             ((kind, text),) = processes.results()
-    assert (kind, text.startswith(f"rank 0 cannot connect: {REMEDY}")) == ("HorovodInternalError", True), text
+    assert (kind, text.startswith(f"rank 0 cannot connect: {REMEDY}")) == ("NoDescriptorError", True), text
 
 
 def _start(port, secret, victim, free, member):

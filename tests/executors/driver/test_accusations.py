@@ -15,6 +15,15 @@ def test_a_silent_rank_is_killed_after_a_moment(job, agents):
     assert published(job, 1).text == "rank 2 on host a lost (no longer answered)"
 
 
+def test_the_others_go_on_without_a_rank_that_cannot_be_in_any_world(job, agents):
+    """It would be in each next one, too: the worlds of the job came and failed without an end."""
+    begun(elastic(3), job, agents)
+    report(job, agents, "worker-0", 0, kind="unable", round=0, text="rank 0 cannot connect: no file descriptor left")
+    assert agents.killed == ["worker-0"]
+    assert [name for name, _ in published(job, 1).workers] == ["worker-1", "worker-2"]
+    assert "rank 0 on host a lost (could not connect: rank 0 cannot connect: no" in published(job, 1).text
+
+
 def test_a_silent_rank_that_the_next_world_was_planned_with(job, agents):
     driver = begun(elastic(2, most=3), job, agents, a=2)
     report(job, agents, "worker-0", 0, kind="formed", round=0)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from collectives.api import PeerLostError, Topology, World
+from collectives.api import NoDescriptorError, PeerLostError, Topology, World
 from collectives.store.memory import MemoryStore
 from executors.driver.member import WorkerIdentity
 from executors.job.worlds import Published, Report, report_key, world_key
@@ -20,9 +20,9 @@ class Driver:
     def __init__(self):
         self.store = MemoryStore()
         self.publish(0, *BOTH)
-        world = World("job", 0, Topology(hosts=(), cores=0), "a", ("127.0.0.1", 1))
+        self.world = World("job", 0, Topology(hosts=(), cores=0), "a", ("127.0.0.1", 1))
         self.engine = None
-        self.worlds = Worlds(WorkerIdentity("worker-2", 0, False), world, self.store, 1.0, lambda: self.engine)
+        self.worlds = Worlds(WorkerIdentity("worker-2", 0, False), self.world, self.store, 1.0, lambda: self.engine)
 
     def publish(self, round, *workers, planned=False):
         self.store.set(world_key(round), Published(round, workers, planned).encode())
@@ -57,6 +57,20 @@ def test_it_does_not_leave_the_others_to_a_rank_that_is_lost(driver):
     assert driver.worlds.after(lost(0)).round == 2
     late.join(SECONDS)
     driver.end(3)
+
+
+def test_it_leaves_the_job_to_the_others_if_it_has_no_descriptor_left(driver):
+    def connect(world, attempt):
+        raise NoDescriptorError(f"rank 1 cannot connect in world {world.round}: no file descriptor left")
+
+    later = threading.Timer(0.1, driver.publish, (1, BOTH[0]))
+    later.start()
+    with pytest.raises(RemovedError, match="world 1 is without worker-2"):
+        driver.worlds.connect(driver.world, connect)
+    sent = Report.decode(driver.store.get(report_key("worker-2", 0), 0.0))
+    assert (sent.kind, sent.round, sent.text.partition(":")[0]) == ("unable", 0, "rank 1 cannot connect in world 0")
+    later.join(SECONDS)
+    driver.end(2)
 
 
 @pytest.mark.parametrize(("ranks", "members"), [((0,), ()), ((), BOTH[:1]), ((1,), BOTH[:1])])

@@ -97,27 +97,11 @@ class Gate(keras.callbacks.Callback):
             wait_at_gate(self.folder)
 
 
-def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
-    """At the beginning of its second epoch: the record of the first one stays, and the fit comes to its end."""
-    estimator = estimator_of(
-        two_heads(),
-        optimizer=keras.optimizers.Adam(0.02),
-        min_num_proc=1,
-        validation=0.2,
-        epochs=3,
-        batch_size=16,
-        callbacks=[Gate(str(tmp_path))],
-    )
-    fitted = with_a_killed_executor(spark, lambda: estimator.fit(table(spark, 480)), tmp_path)
-    history = fitted.getHistory()
-    assert [record["epoch"] for record in history] == [0, 1, 2]
-    assert history[0]["rows"] > 300
-    assert history[2]["validation"]["loss"] < history[0]["validation"]["loss"]
-    assert float(fitted.getModel().optimizer.learning_rate) == pytest.approx(0.02)
+def test_a_fit_that_goes_on_when_an_executor_is_killed_transform_save_and_load(spark, tmp_path):
+    """Vectors, several inputs and outputs, weights, a validation column, a custom layer, a lambda, a store.
 
-
-def test_fit_transform_save_and_load(spark, tmp_path):
-    """Vectors, several inputs and outputs, weights, a validation column, a custom layer, a lambda, a store."""
+    The executor is killed at the beginning of the second epoch: the record of the first one stays.
+    """
     df, model = table(spark), two_heads()
     before = model.get_weights()
     estimator = estimator_of(
@@ -130,14 +114,16 @@ def test_fit_transform_save_and_load(spark, tmp_path):
         val_batch_size=7,
         epochs=8,
         random_seed=3,
-        callbacks=[Backends(keras.backend.backend())],
+        min_num_proc=1,
+        callbacks=[Backends(keras.backend.backend()), Gate(str(tmp_path))],
         store=Store.create(tmp_path / "store"),
         run_id="mine",
     )
-    fitted = estimator.fit(df)
+    fitted = with_a_killed_executor(spark, lambda: estimator.fit(df), tmp_path)
     history = fitted.getHistory()
     assert fitted.uid == estimator.uid
-    assert [record["rows"] for record in history] == [180] * 8
+    assert [record["epoch"] for record in history] == [*range(8)]
+    assert history[0]["rows"] == 180
     assert history[-1]["validation"]["loss"] < history[0]["validation"]["loss"] / 2
     assert history[-1]["validation"]["all_metrics"]["kind_accuracy"] > 0.9
     assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
