@@ -104,7 +104,7 @@ class SparkLaunch:
         """
         pickled = PickledCall.of(call)
         session = Session.active() if df is None else Session(df.sparkSession)
-        size = self.num_proc or (arguments.least if arguments.least is not None else _default_size(session))
+        size = self.num_proc or _elastic_size(session, arguments)
         limits = resolve_limits(size, replace(arguments, most=size if arguments.most is None else arguments.most))
         most = limits.most
         frame = session.spark.range(0, most, 1, most) if df is None else repeatable(df, most)
@@ -122,6 +122,13 @@ def _check_stream(name: str, stream: Any) -> None:
             f"{name} is {stream!r}, but must be a text stream that can be written, such as sys.stderr or open(path, "
             f"'w') ({error})"
         ) from error
+
+
+def _elastic_size(session: Session, arguments: ElasticArguments) -> int:
+    """Spark's default parallelism within the limits; the upper one where only the server of Spark Connect knows it."""
+    least, most = (each if isinstance(each, int) else None for each in (arguments.least, arguments.most))
+    size = session.default_size() or most or least or _default_size(session)
+    return max(least or 1, min(size, most or size))
 
 
 def _default_size(session: Session) -> int:

@@ -150,7 +150,9 @@ def with_boolean_validation(df: DataFrame, validation: Any) -> DataFrame:
         return df
     if df.schema[validation].dataType.typeName() not in FRACTIONS:
         return df
-    return df.withColumn(validation, quoted(validation) > 0)
+    number = quoted(validation).cast("double")
+    # For Spark NaN is more than 0. Here it becomes a null, which the fit refuses.
+    return df.withColumn(validation, F.when(~F.isnan(number), number > 0))
 
 
 def quoted(name: str) -> Column:

@@ -125,12 +125,20 @@ def losses_of(record: Mapping[str, Any]) -> tuple[float, float | None]:
 class BestEpoch:
     """The best epoch so far: its number, the loss of its validation, and the states of model and optimizer.
 
-    Without validation it is the last one, whose states are the present ones.
+    Without validation it is the last one, whose states are the present ones. ``measure`` says what the loss is of.
     """
 
     epoch: int = -1
     loss: float | None = None
     states: dict[str, Any] = field(default_factory=dict)
+    measure: str = ""
+
+    def yields_to(self, value: float | None, measure: str) -> bool:
+        """Whether an epoch with the monitored ``value`` replaces this one: it is better, or of another ``measure``.
+
+        A fit that goes on from a checkpoint may have another loss, whose values cannot be compared with earlier ones.
+        """
+        return measure != self.measure or is_better(value, self.loss)
 
 
 def is_better(value: float | None, best: float | None) -> bool:
@@ -143,6 +151,7 @@ def is_better(value: float | None, best: float | None) -> bool:
 def has_stalled(values: Sequence[float], patience: int, min_delta: float = 0.0) -> bool:
     """Whether none of the last ``patience`` values is below the least one before by more than ``min_delta``."""
     best, waited = math.inf, 0
+    patience = max(patience, 1)  # as in Keras: the first epoch that is no better is the last
     for value in values:
         improved = value < best - min_delta
         best, waited = (value, 0) if improved else (best, waited + 1)

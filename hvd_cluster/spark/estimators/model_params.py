@@ -103,9 +103,9 @@ class ModelParams(Params):
         """The names of the columns that ``transform`` adds; None means the default names."""
         return self._value(self.output_cols)
 
-    def setOutputCols(self: P, value: Sequence[str]) -> P:
+    def setOutputCols(self: P, value: str | Sequence[str]) -> P:
         """Set the names of the columns that ``transform`` adds, one for each label."""
-        return self._replace(self.output_cols, value)
+        return self._replace(self.output_cols, [value] if isinstance(value, str) else value)
 
     def getHandleInvalid(self) -> Any:
         """The rule of ``transform`` for rows that have a null among the features."""

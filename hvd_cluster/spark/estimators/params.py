@@ -49,6 +49,13 @@ def whole(least: int) -> Convert:
     return lambda name, value: check_integer(value, name, least)
 
 
+def a_store(name: str, value: Any) -> Any:
+    """``value``. Raises ValueError where it is no Store."""
+    if not hasattr(value, "saving_runs"):
+        raise ValueError(f"{name} is {value!r}, but must be a Store; give Store.create(path)")
+    return value
+
+
 def listed(name: str, value: Any) -> list[Any]:
     """A list of its own, so that later changes to the caller's list have no effect; one value becomes a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -120,8 +127,9 @@ class EstimatorParameter:
         return ("".join(word.capitalize() for word in self.name.split("_")), *self.accessors)
 
     def checked(self, value: Any) -> Any:
-        """``value``, converted. Raises ValueError."""
-        return None if value is None else self.convert(self.name, value)
+        """``value``, converted; None stands for the default. Raises ValueError."""
+        given = self.default if value is None else value
+        return None if given is None else self.convert(self.name, given)
 
     def check_effect(self, value: Any) -> None:
         """Log why a value that was given has no effect. Raises ValueError where such a value is refused."""
@@ -209,7 +217,7 @@ COMMON = (
     EstimatorParameter("min_num_proc", "the fewest workers with which an elastic fit goes on", None, whole(1)),
     EstimatorParameter("max_num_proc", "the most workers of an elastic fit", None, whole(1)),
     EstimatorParameter("backend", "a Backend, which runs the workers; None means a SparkBackend"),
-    EstimatorParameter("store", "a Store for checkpoints, logs and history"),
+    EstimatorParameter("store", "a Store for checkpoints, logs and history", None, a_store),
     EstimatorParameter("model", "the model to train; it is copied, so the given one does not change"),
     EstimatorParameter("optimizer", "the optimizer"),
     EstimatorParameter("loss", "the loss, or a list with one for each label"),
@@ -270,8 +278,13 @@ class EstimatorParams(Params):
         self.setParams(**given)
 
     def setParams(self, **given: Any) -> Any:
-        """Set several parameters. Raises TypeError for an unknown one, ValueError for a value that is not allowed."""
+        """Set several parameters; None sets the default again.
+
+        Raises TypeError for an unknown one, ValueError for a value that is not allowed.
+        """
         self._check_names(given)
+        for name in (name for name, value in given.items() if value is None):
+            self.clear(self.getParam(name))
         return self._set(**{name: value for name, value in given.items() if value is not None})
 
     def settings(self) -> dict[str, Any]:

@@ -7,13 +7,28 @@ import posixpath
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
+from types import CodeType
 from typing import Any
+
+import numpy as np
 
 from hvd_cluster.spark.estimators.store import Store
 
 __all__ = ["EpochRange", "FitSettings", "RunFolder", "parameter"]
 
 PARAMETER = "parameter"
+MEASURING = (
+    "loss",
+    "loss_constructors",
+    "loss_weights",
+    "label_cols",
+    "sample_weight_col",
+    "validation",
+    "checkpoint_callback",
+)
+"""The parameters that decide what the loss of a validation is."""
+DEEPEST = 4
 
 
 def parameter(name: str) -> Mapping[str, str]:
@@ -36,6 +51,8 @@ class FitSettings:
         compression: how gradients travel; None: as they are.
         terminate_on_nan: whether a loss that is no finite number ends the fit.
         verbose: whether there is progress, and how much of it.
+        measure: what the loss of a validation is, by the parameters: the best epochs of two fits can be compared only
+            where it is the same.
     """
 
     epochs: int = field(default=1, metadata=parameter("epochs"))
@@ -46,16 +63,48 @@ class FitSettings:
     compression: Any = field(default=None, metadata=parameter("gradient_compression"))
     terminate_on_nan: bool = field(default=False, metadata=parameter("terminate_on_nan"))
     verbose: int = field(default=1, metadata=parameter("verbose"))
+    measure: str = ""
 
     @classmethod
     def chosen(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of this class that come from ``settings``, the values of all parameters by name."""
-        return {each.name: settings[each.metadata[PARAMETER]] for each in fields(cls) if PARAMETER in each.metadata}
+        found = {each.name: settings[each.metadata[PARAMETER]] for each in fields(cls) if PARAMETER in each.metadata}
+        return {**found, "measure": fingerprint({name: settings.get(name) for name in MEASURING})}
 
     def validation_shard(self, kept_apart: Any) -> Any:
         """The shard ``kept_apart`` in batches of the size for validation."""
         size = self.validation_batch_size
         return kept_apart if size is None else kept_apart.batched(size)
+
+
+def fingerprint(value: Any, depth: int = 0) -> str:
+    """A text of ``value`` that is the same in another process. A function is known by its code, an object by its parts.
+
+    What lies deeper than DEEPEST is known by its class.
+    """
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if value is None or isinstance(value, str | bytes | int | float):
+        return repr(value)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if depth > DEEPEST:
+        return kind
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(sorted(f'{key}: {fingerprint(each, depth + 1)}' for key, each in value.items()))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(fingerprint(each, depth + 1) for each in value)}]"
+    if isinstance(value, partial):
+        return f"partial{fingerprint([value.func, value.args, value.keywords], depth + 1)}"
+    if isinstance(code := getattr(value, "__code__", None), CodeType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        names = fingerprint([*code.co_names, *code.co_varnames], depth + 1)
+        parts = fingerprint([each for each in code.co_consts if not hasattr(each, "co_code")], depth + 1)
+        return f"{value.__qualname__}({code.co_code.hex()}, {names}, {parts}, {fingerprint(cells, depth + 1)})"
+    if hasattr(value, "__array__"):
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        return f"{kind}({array.tolist()})"
+    kind += f".{getattr(value, '__qualname__', '')}"  # of a function without code in Python
+    return f"{kind}{fingerprint(getattr(value, '__dict__', {}), depth + 1)}"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from hvd_cluster.spark.estimators.history import (
     RowAverages,
     any_rank,
     check_rows,
-    is_better,
     losses_of,
     over_all_ranks,
     require_finite,
@@ -145,8 +144,9 @@ class EpochLast(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _keep(self, epoch: int, value: float | None) -> None:
         training = self._training
-        if is_better(value, training.best.loss):
-            training.best = BestEpoch(epoch, value, {} if value is None else training.states())
+        if training.best.yields_to(value, training.fit.measure):
+            states = {} if value is None else training.states()
+            training.best = BestEpoch(epoch, value, states, training.fit.measure)
 
 
 class RestOfEpoch(keras.callbacks.Callback):  # type: ignore[misc]

@@ -186,15 +186,16 @@ def _fit_of(settings: Mapping[str, Any], columns: FitColumns, run: RunFolder, el
     optimizer = model.optimizer if settings["optimizer"] is None else keras.optimizers.get(settings["optimizer"])
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer  # compile() adds the scaling of losses again
     has_state = settings["optimizer"] is None and optimizer.built
+    compiling = _compiling(model, settings, len(columns.labels))
     return KerasFit(
         model,
         optimizer,
         KerasLayout.of(model, columns, settings["label_shapes"], settings["transformation_fn"]),
         run,
-        compiling=_compiling(model, settings, len(columns.labels)),
+        compiling=compiling,
         optimizer_state=_state_of(model) if has_state else None,
         elastic=elastic,
-        **KerasFit.chosen(settings),
+        **KerasFit.chosen({**settings, **compiling}),
     )
 
 

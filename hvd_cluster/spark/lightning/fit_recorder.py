@@ -15,7 +15,7 @@ import hvd_cluster.torch as hvd
 from collectives import override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object
-from hvd_cluster.spark.estimators.history import BestEpoch, is_better, require_finite
+from hvd_cluster.spark.estimators.history import BestEpoch, require_finite
 from hvd_cluster.spark.estimators.progress import ProgressReporter
 from hvd_cluster.spark.estimators.run import EpochRange
 from hvd_cluster.spark.lightning.batches import NamedBatches, checked_rows
@@ -25,7 +25,7 @@ from hvd_cluster.spark.lightning.learning_rates import (
     scale_optimizers,
     scale_schedulers,
 )
-from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of
+from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of, means_of
 from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base
 from hvd_cluster.spark.torch.training import share_buffers
 from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
@@ -262,6 +262,7 @@ class FitRecorder(Callback):
         record: FitRecord,
         values: ValueRecorder,
         monitor: Monitor,
+        measure: str,
         reporter: ProgressReporter,
         states: Callable[[], dict[str, Any]],
         save: Callable[[Any], None] | None,
@@ -270,6 +271,7 @@ class FitRecorder(Callback):
         self._record = record
         self._values = values
         self._monitor = monitor
+        self._measure = f"{measure}, {monitor}"
         self._reporter = reporter
         self._states = states
         self._save = save
@@ -303,11 +305,11 @@ class FitRecorder(Callback):
         best = self._record.best
         if value is None:
             self._warn_of_no_value()
-            if best.loss is not None:  # an epoch without validation
+            if best.loss is not None and best.measure == self._measure:  # an epoch without validation
                 return
-        if is_better(value, best.loss):
+        if best.yields_to(value, self._measure):
             keeps = value is not None and (basics.rank() == 0 or self._record.is_elastic)
-            self._record.best = BestEpoch(epoch, value, self._states() if keeps else {})
+            self._record.best = BestEpoch(epoch, value, self._states() if keeps else {}, self._measure)
 
     def _warn_of_no_value(self) -> None:
         if "validation" in self._record.totals and not self._has_warned and basics.rank() == 0:
@@ -329,9 +331,7 @@ def record_of(
         loss = total.loss_or(*LOSSES[name])
         record[name] = {"loss": math.nan if loss is None else loss, "all_metrics": dict(total.logged)}
     last = record["validation" if "validation" in record else "train"]["all_metrics"]
-    for name in sorted({name for values in between for name in values} - last.keys()):
-        found = [values[name] for values in between if name in values]
-        last[name] = sum(found) / len(found)
+    last.update({name: mean for name, mean in means_of(between).items() if name not in last})
     return {**record, "rows": totals["train"].rows, "seconds": reporter.seconds()}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import statistics
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,6 +110,16 @@ class PhaseTotals:
         return next((self.logged[name] for name in names if name in self.logged), None)
 
 
+def means_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each value over those that have it."""
+    names = sorted({name for values in found for name in values})
+    return {name: statistics.fmean(values[name] for values in found if name in values) for name in names}
+
+
+TOGETHER = ("on_train_epoch_end", "on_validation_epoch_end")
+"""The hooks of a module that all ranks call at one point, so that values which it logs there can be combined."""
+
+
 class ValueRecorder:
     """Stands before ``module.log``, and keeps what is logged in steps.
 
@@ -132,6 +144,32 @@ class ValueRecorder:
         self.keeps_metrics = False
         """Whether metrics of the training are reset by :meth:`forget` only."""
         module.log = self.log
+        self._held: dict[str, tuple[Any, dict[str, Any]]] | None = None
+        for hook in TOGETHER:
+            own = getattr(module, hook)
+            if getattr(own, "__func__", None) is not getattr(base, hook, None):
+                setattr(module, hook, self._combining(own))
+
+    def _combining(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """``hook``, after which all ranks have the mean of each value that it has logged.
+
+        Otherwise schedulers and callbacks of each rank would follow values of its own.
+        """
+
+        @functools.wraps(hook)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._held = {}
+            try:
+                result = hook(*args, **kwargs)
+            finally:
+                held, self._held = self._held, None
+            found = allgather_object({name: float(value) for name, (value, _) in held.items()}, "lightning.between")
+            means = means_of(found)
+            for name, (_, options) in held.items():
+                self._log(name, means[name], **options)
+            return result
+
+        return call
 
     def begin(self, phase: PhaseValues, rows: int, is_training: bool) -> None:
         """A step with a batch of ``rows`` begins."""
@@ -153,9 +191,12 @@ class ValueRecorder:
         if self._phase is None:
             if self.local_hooks and self.module._current_fx_name in self.local_hooks:
                 options["sync_dist"] = False
-            self._log(name, value, **options)
             if not _is_metric(value):
                 self.between[name] = float(value)
+                if self._held is not None and not (options.get("sync_dist") or options.get("rank_zero_only")):
+                    self._held[name] = value, options
+                    return
+            self._log(name, value, **options)
             return
         alone = {**options, "sync_dist": False, "sync_dist_group": None}
         if _is_metric(value):

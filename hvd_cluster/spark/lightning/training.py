@@ -193,7 +193,7 @@ class LightningTraining:
         return [
             self.exchange,
             *fit.callbacks,
-            last(record, values, monitor, reporter, self.states, save),
+            last(record, values, monitor, fit.measure, reporter, self.states, save),
         ]
 
     def _save(self, trainer: Any) -> None:
@@ -227,14 +227,19 @@ def quiet(verbose: int) -> Iterator[None]:
     """Lightning says less inside, unless ``verbose`` is above 1."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [each.level for each in loggers]
+    profilers = [logging.getLogger(f"{name}.profilers") for name in LOGGERS]  # whoever asks for one wants its report
     with warnings.catch_warnings():
         for advice in WRONG_ADVICE:
             warnings.filterwarnings("ignore", message=advice)
         try:
             for each, level in zip(loggers, levels, strict=True):
                 each.setLevel(level if verbose > 1 else max(level, logging.WARNING))
+            for each in profilers:
+                each.setLevel(logging.INFO)
             yield
         finally:
+            for each in profilers:
+                each.setLevel(logging.NOTSET)
             for each, level in zip(loggers, levels, strict=True):
                 each.setLevel(level)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
 
 
@@ -36,8 +37,17 @@ def unpacked(data: bytes) -> Any:
 def checkpoint_bytes(checkpoint: Mapping[str, Any]) -> bytes:
     """A checkpoint of tensors, numbers, texts, lists and dictionaries."""
     buffer = io.BytesIO()
-    torch.save(dict(checkpoint), buffer)
+    torch.save(_plain(checkpoint), buffer)
     return buffer.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with numbers of Python for those of NumPy, such as a learning rate, which would need code to load."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
 def checkpoint_of(data: bytes) -> dict[str, Any]:

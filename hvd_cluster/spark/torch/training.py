@@ -24,7 +24,6 @@ from hvd_cluster.spark.estimators.history import (
     any_rank,
     check_gpus,
     check_rows,
-    is_better,
     losses_of,
     over_all_ranks,
     require_finite,
@@ -180,14 +179,28 @@ class Training:
         if data is None:
             return
         checkpoint = checkpoint_of(data)
-        self.model.load_state_dict(checkpoint["model"])
-        self.base_optimizer.load_state_dict(checkpoint["optimizer"])
+        self._load(checkpoint)
         self.history = list(checkpoint.get("history", []))
         self.best = BestEpoch(**checkpoint.get("best", {}))
         if self.best.loss is not None and not self.best.states:
             # Copies: the optimizer takes the tensors that it loads for its own, and changes them in place.
             self.best.states = on_cpu({name: checkpoint[name] for name in ("model", "optimizer")})
         self.epochs = EpochRange.of(self.fit.epochs, len(self.history), checkpoint.get("epochs"))
+
+    def _load(self, checkpoint: Mapping[str, Any]) -> None:
+        """Raises ValueError for the checkpoint of another model or optimizer."""
+        kind = type(self.base_optimizer).__name__
+        earlier = checkpoint.get("optimizer_class", kind)
+        try:
+            if earlier != kind:
+                raise ValueError(f"its optimizer was {earlier}, and now it is {kind}")
+            self.model.load_state_dict(checkpoint["model"])
+            self.base_optimizer.load_state_dict(checkpoint["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"run_id is {self.fit.run.run_id!r}, but the checkpoint of that run is of another model or optimizer: "
+                f"{error}; give another run_id, or the model and the optimizer of that run"
+            ) from error
 
     def _prepare_losses(self) -> None:
         fit, labels = self.fit, len(self.fit.layout.labels)
@@ -392,8 +405,9 @@ class Training:
 
     def _keep(self, loss: float | None) -> None:
         """The states of this epoch, where it is the best so far; ranks that come and go all have them."""
-        if (basics.rank() == 0 or self.fit.elastic) and is_better(loss, self.best.loss):
-            self.best = BestEpoch(self._epoch, loss, {} if loss is None else self._states())
+        measure = self.fit.measure
+        if (basics.rank() == 0 or self.fit.elastic) and self.best.yields_to(loss, measure):
+            self.best = BestEpoch(self._epoch, loss, {} if loss is None else self._states(), measure)
 
     def _save(self) -> None:
         """Write the checkpoint. It has the states of the best epoch only where they are not those of the last."""
@@ -401,7 +415,12 @@ class Training:
             return
         is_last = self.best.epoch == self._epoch
         best = replace(self.best, states={}) if is_last else self.best
-        about = {"history": self.history, "epochs": [self.epochs.first, self.epochs.end], "best": vars(best)}
+        about = {
+            "history": self.history,
+            "epochs": [self.epochs.first, self.epochs.end],
+            "best": vars(best),
+            "optimizer_class": type(self.base_optimizer).__name__,
+        }
         states = self.best.states if is_last and self.best.states else self._states()
         self.fit.run.write(checkpoint_bytes({**states, **about}), self.history)
 

@@ -27,9 +27,10 @@ from executors.agents.spark.results import CHUNK_BYTES, rows_of
 from executors.agents.spark.session import Session, check_settings, promised, reason, shortage
 from executors.api import ExecutorError, JobSecret, PlacementError
 from executors.driver.outcome import observe
+from executors.job.elastic_arguments import ElasticArguments
 from executors.job.output import ConsoleSink, Output
 from hvd_cluster.spark import run
-from hvd_cluster.spark.launch import SparkLaunch
+from hvd_cluster.spark.launch import SparkLaunch, _elastic_size
 
 SECRET = JobSecret()
 HOST = "127.0.0.1"
@@ -473,6 +474,20 @@ class TestSlots:
         assert "8 workers need 8 task slots" in text
         assert "have 3 (spark.task.cpus=2); set num_proc to at most 3, or give the application more" in text
         assert "spark.executor.cores" in text
+
+
+class FakeSession:
+    def __init__(self, size):
+        self.default_size = lambda: size
+
+
+@pytest.mark.parametrize(
+    ("default", "least", "most", "size"),
+    [(4, 1, 2, 2), (4, 1, None, 4), (2, 3, None, 3), (2, None, 4, 2), (None, 1, 3, 3), (None, 2, None, 2)],
+)
+def test_an_elastic_job_begins_with_the_parallelism_of_spark_within_its_limits(default, least, most, size):
+    """One that began with the least would end before it saw the rows of the others."""
+    assert _elastic_size(FakeSession(default), ElasticArguments(least, most)) == size
 
 
 class TestArguments:

@@ -85,6 +85,8 @@ def test_which_epoch_is_better(value, best, better):
     [
         ([], 2, False),
         ([3.0, 2.0, 1.0], 1, False),
+        ([3.0, 2.0, 1.0], 0, False),
+        ([3.0, 2.0, 2.0], 0, True),
         ([1.0, 2.0], 2, False),
         ([1.0, 2.0, 3.0], 2, True),
         ([1.0, 2.0, 0.5, 0.6], 2, False),

@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from hvd_cluster.spark.estimators.params import EstimatorParams, ParameterEffect
+from hvd_cluster.spark.estimators.store import Store
 
 HOROVOD = [
     "num_proc",
@@ -50,6 +51,7 @@ HOROVOD = [
 ]
 IRREGULAR = ["ShufflingBufferSize", "TrainReaderNumWorker", "ValReaderNumWorker", "InMemoryCacheAll"]
 VALUES = {
+    "a_store": Store.create("/tmp"),
     "anything": object(),
     "truth": False,
     "listed": [print],
@@ -111,6 +113,12 @@ def test_lists_of_the_caller_are_copied():
     assert params.getMetrics() == [print]
 
 
+def test_none_stands_for_the_default():
+    params = EstimatorParams(epochs=3, validation=0.2).setEpochs(None).setCallbacks(None)
+    assert (params.settings()["epochs"], params.settings()["callbacks"]) == (1, [])
+    assert params.setParams(validation=None).getValidation() is None
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
@@ -123,6 +131,7 @@ def test_lists_of_the_caller_are_copied():
         ("label_shapes", [3], "list of shapes"),
         ("transformation_fn", 3, "must be a function"),
         ("random_seed", -1, "random_seed"),
+        ("store", "/tmp/x", r"store is '/tmp/x', but must be a Store; give Store.create\(path\)"),
     ],
 )
 def test_values_that_are_not_allowed(name, value, text):

@@ -1,10 +1,13 @@
 """The folder of a run, and which epochs a fit has after an earlier one."""
 
+import functools
 import json
 
+import cloudpickle
+import numpy as np
 import pytest
 
-from hvd_cluster.spark.estimators.run import EpochRange, RunFolder
+from hvd_cluster.spark.estimators.run import EpochRange, RunFolder, fingerprint
 from hvd_cluster.spark.estimators.store import Store
 
 
@@ -21,6 +24,38 @@ from hvd_cluster.spark.estimators.store import Store
 )
 def test_the_epochs_after_an_earlier_fit(epochs, done, earlier, expected):
     assert EpochRange.of(epochs, done, earlier) == EpochRange(*expected)
+
+
+class Loss:
+    def __init__(self, weights):
+        self.weights = weights
+
+
+def shifted(by):
+    return lambda output, label: output - label + by
+
+
+@pytest.mark.parametrize(
+    ("value", "others"),
+    [
+        ("mse", ["mae", None, ["mse"]]),
+        (shifted(1), [shifted(2), lambda output, label: label - output, abs]),
+        (functools.partial(max, 1), [functools.partial(max, 2), functools.partial(min, 1)]),
+        (Loss(np.array([1.0, 2.0])), [Loss(np.array([1.0, 3.0])), Loss([1.0, 2.0])]),
+        ({"a": 0.5, "b": [1]}, [{"a": 0.5, "b": [2]}, {"a": 0.5}]),
+    ],
+    ids=["text", "function", "partial", "object", "weights"],
+)
+def test_what_a_loss_is_of_can_be_compared_between_processes(value, others):
+    same = cloudpickle.loads(cloudpickle.dumps(value))
+    assert fingerprint(value) == fingerprint(same)
+    assert fingerprint(value) not in map(fingerprint, others)
+
+
+def test_a_value_that_holds_itself_has_an_end():
+    loop = Loss(None)
+    loop.weights = [loop]
+    assert fingerprint(loop) == fingerprint(loop)
 
 
 def test_a_run_is_written_and_read(tmp_path):

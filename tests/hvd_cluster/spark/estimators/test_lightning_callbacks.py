@@ -48,6 +48,57 @@ def test_the_best_epoch_is_kept(ranks):
     assert (weight(train_loss), train_loss["best_epoch"]) == (2, 1)
 
 
+def logging_between(package="lightning.pytorch"):
+    """Logs, outside of steps, what falls on rank 0 and rises faster on rank 1; a schedule and a callback follow it."""
+    import importlib
+
+    from hvd_cluster.core import basics
+    from hvd_cluster.ops.objects import allgather_object
+
+    base = line_module(package)
+
+    class Between(type(base)):
+        def on_validation_epoch_end(self):
+            epoch = self.trainer.current_epoch + 1
+            self.log("score", float(10 * epoch if basics.rank() else -epoch))
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "score"}}
+
+    class Same(importlib.import_module(package).Callback):
+        def on_validation_end(self, trainer, pl_module):
+            assert float(trainer.callback_metrics["score"]) == 4.5 * (trainer.current_epoch + 1)
+
+        def on_train_end(self, trainer, pl_module):
+            rate, weight = trainer.optimizers[0].param_groups[0]["lr"], float(pl_module.layer.weight)
+            assert len(set(allgather_object((rate, weight), "rates"))) == 1
+            assert rate < 0.02  # the mean rises
+
+    return Between(), Same()
+
+
+@TWO
+def test_what_is_logged_outside_of_steps_is_the_mean_of_all_ranks(ranks):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    module, same = logging_between()
+    fit = fit_of(module, epochs=3, callbacks=[same, ModelCheckpoint(monitor="score", mode="min")])
+    found = trained(ranks, fit, line(8, validation=line(4)), line(8, validation=line(4)))
+    assert found["best_epoch"] == 0
+    assert [record["validation"]["all_metrics"]["score"] for record in found["history"]] == [4.5, 9.0, 13.5]
+
+
+@ONE
+def test_a_fit_without_validation_after_one_with_it_keeps_its_last_epoch(ranks, tmp_path):
+    run = RunFolder(Store.create(tmp_path), "mine")
+    trained(ranks, fit_of(run=run, epochs=2, measure="validation: 0.2"), line(8, validation=line(4)))
+    found = trained(ranks, fit_of(run=run, epochs=2, measure="validation: None"), line(8))
+    assert found["best_epoch"] == 3
+    assert weight(found) != weight(trained(ranks, fit_of(epochs=2), line(8)))
+
+
 @TWO
 def test_early_stopping_on_values_of_all_ranks(ranks):
     from lightning.pytorch.callbacks import EarlyStopping

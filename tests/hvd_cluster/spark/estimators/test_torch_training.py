@@ -2,6 +2,7 @@
 
 import copy
 import math
+import shutil
 
 import pytest
 
@@ -9,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import cloudpickle  # noqa: E402
 import fake_shards  # noqa: E402
+import numpy as np  # noqa: E402
 from fake_shards import FakeShard, TwoHeads, line, same  # noqa: E402
 
 import hvd_cluster.torch as hvd  # noqa: E402
@@ -372,6 +374,35 @@ def test_a_failed_fit_goes_on_from_its_checkpoint(ranks, tmp_path):
     assert torch.allclose(rest["model"]["weight"], whole["model"]["weight"])
     more = trained(ranks, fit_of(*momentum(), run=run, epochs=2), *shards)
     assert [record["epoch"] for record in more["history"]] == list(range(7))
+
+
+def far(output, label):
+    return torch.nn.functional.mse_loss(output, label) + 10
+
+
+@TWO
+def test_the_best_epoch_of_an_earlier_fit_counts_as_long_as_its_loss_is_of_the_same_kind(ranks, tmp_path):
+    """Each value of another loss may be larger than all earlier ones."""
+    shards = line(8, validation=line(4)), line(8, validation=line(4))
+    trained(ranks, fit_of(run=RunFolder(Store.create(tmp_path / "a"), "mine"), epochs=2, measure="mse"), *shards)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for folder, measure, best in (("a", "mse", 1), ("b", "far", 4)):
+        run = RunFolder(Store.create(tmp_path / folder), "mine")
+        found = trained(ranks, fit_of(run=run, epochs=3, measure=measure, losses=far), *shards)
+        assert found["best_epoch"] == best
+
+
+@ONE
+def test_the_checkpoint_of_another_optimizer_or_model_is_refused(ranks, tmp_path):
+    run, shards = RunFolder(Store.create(tmp_path), "mine"), (line(8),)
+    model = torch.nn.Linear(1, 1, bias=False)
+    trained(ranks, fit_of(model, torch.optim.SGD(model.parameters(), lr=np.float64(0.1)), run), *shards)
+    trained(ranks, fit_of(run=run), *shards)  # a number of NumPy is no obstacle
+    text = "run_id is 'mine', but the checkpoint of that run is of another model or optimizer: "
+    with pytest.raises(ValueError, match=f"{text}its optimizer was SGD, and now it is Adam; give another run_id"):
+        trained(ranks, fit_of(model, torch.optim.Adam(model.parameters()), run), *shards)
+    with pytest.raises(ValueError, match=text):
+        trained(ranks, fit_of(torch.nn.Linear(1, 1), run=run), *shards)
 
 
 @TWO
