@@ -129,6 +129,12 @@ def fitted_label(label: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 def fitted_outputs(outputs: Any, labels: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The outputs of the model as a list, and the labels as :func:`fitted_label` makes them. Raises ValueError."""
     found = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    odd = [type(each).__name__ for each in found if not isinstance(each, torch.Tensor)]
+    if odd:
+        raise ValueError(
+            f"the model returned {', '.join(odd)}, but must return a tensor, or a list of them with one for each "
+            "label; give a model that does"
+        )
     if len(found) != len(labels):
         raise ValueError(
             f"the model has {len(found)} outputs, but label_cols names {len(labels)} columns; give one label for each "

@@ -123,6 +123,11 @@ def test_a_label_fits_its_output(label, output, shape, dtype):
     assert (fitted.shape, fitted.dtype) == (shape, dtype)
 
 
+def test_outputs_that_are_no_tensors():
+    with pytest.raises(ValueError, match="the model returned dict, but must return a tensor, or a list of them"):
+        fitted_outputs({"scores": torch.zeros(2)}, [torch.zeros(2)])
+
+
 def test_another_number_of_outputs():
     with pytest.raises(ValueError, match="the model has 2 outputs, but label_cols names 1 columns"):
         fitted_outputs((torch.zeros(2), torch.zeros(2)), [torch.zeros(2)])
