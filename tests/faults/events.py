@@ -9,7 +9,7 @@ LONG_SECONDS = 10.0
 RECOVERY_SECONDS = 0.3
 # Longer than a silent host is waited for, so that the job has gone on when the link is healed.
 CUT_SECONDS = 8.0
-# So long a slow link, or a rank without descriptors, hinders the recovery from a loss.
+# Seconds for which a slow link, or a rank without descriptors, hinders the recovery from a loss.
 HINDERED_SECONDS = (0.5, 3.0)
 # Until another node comes for one that was lost; between the notice that a node or an executor will go, and its end.
 NODE_SECONDS = 3.0
