@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 50.0
 AGAIN_SECONDS = 1.0
-"""How long a first try waits for the driver; each further one waits twice as long as the one before, up to the most."""
+"""The first try waits so long for the driver, and each later one twice as long, up to MOST_AGAIN_SECONDS."""
 MOST_AGAIN_SECONDS = 16.0
 PATIENCE_SECONDS = 60.0
 """How long a worker repeats a report to a driver that does not answer."""

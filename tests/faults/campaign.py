@@ -222,7 +222,7 @@ class Bout:
             else:
                 self._job.hit(blow.kind, workers[blow.target])
         for blow in blows:
-            if blow.kind == "exhaust" or (blow.seconds and not blow.removes):
+            if blow.ends_first:
                 calm = blow.seconds
                 self._sleep_until(begin + blow.seconds)
                 self._job.hit(ENDS[blow.kind], workers[blow.target])
@@ -230,7 +230,7 @@ class Bout:
 
     def _continue(self, blows, workers, begin):
         for blow in blows:
-            if blow.kind != "exhaust" and blow.seconds and blow.removes:
+            if blow.seconds and not blow.ends_first:
                 self._sleep_until(begin + blow.seconds)
                 self._job.hit(ENDS.get(blow.kind, "heal"), workers[blow.target])
 

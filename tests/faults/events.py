@@ -45,6 +45,11 @@ class Blow:
         lost = self.kind != "stop" or self.seconds >= LONG_SECONDS
         return (self.target, *self.beside) if lost and self.kind not in spared else ()
 
+    @property
+    def ends_first(self):
+        """Whether its end comes before the job must have gone on."""
+        return self.kind == "exhaust" or bool(self.seconds and not self.removes)
+
     def __str__(self):
         late = f" after {self.at:.2f} s" if self.at else ""
         if self.kind == "offer":

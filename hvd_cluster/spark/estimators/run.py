@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,8 @@ class FitSettings:
     def chosen(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of this class that come from ``settings``, the values of all parameters by name."""
         found = {each.name: settings[each.metadata[PARAMETER]] for each in fields(cls) if PARAMETER in each.metadata}
-        return {**found, "measure": fingerprint({name: settings.get(name) for name in MEASURING})}
+        measure = fingerprint({name: settings.get(name) for name in MEASURING})
+        return {**found, "measure": hashlib.sha256(measure.encode()).hexdigest()}
 
     def validation_shard(self, kept_apart: Any) -> Any:
         """The shard ``kept_apart`` in batches of the size for validation."""
@@ -96,15 +98,29 @@ def fingerprint(value: Any, depth: int = 0) -> str:
     if isinstance(value, partial):
         return f"partial{fingerprint([value.func, value.args, value.keywords], depth + 1)}"
     if isinstance(code := getattr(value, "__code__", None), CodeType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        cells = [_content(cell) for cell in value.__closure__ or ()]
         names = fingerprint([*code.co_names, *code.co_varnames], depth + 1)
         parts = fingerprint([each for each in code.co_consts if not hasattr(each, "co_code")], depth + 1)
         return f"{value.__qualname__}({code.co_code.hex()}, {names}, {parts}, {fingerprint(cells, depth + 1)})"
     if hasattr(value, "__array__"):
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-        return f"{kind}({array.tolist()})"
+        return f"{kind}({_numbers(value)})"
     kind += f".{getattr(value, '__qualname__', '')}"  # of a function without code in Python
     return f"{kind}{fingerprint(getattr(value, '__dict__', {}), depth + 1)}"
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the function may be called before the variable has a value
+        return None
+
+
+def _numbers(value: Any) -> Any:
+    """Those of an array or a tensor; None for a type that NumPy does not have."""
+    try:
+        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value).tolist()
+    except (TypeError, RuntimeError):
+        return None
 
 
 @dataclass(frozen=True)

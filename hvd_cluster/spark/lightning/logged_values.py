@@ -111,7 +111,7 @@ class PhaseTotals:
 
 
 def means_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each value over those that have it."""
+    """The mean of each value over the ranks that have it."""
     names = sorted({name for values in found for name in values})
     return {name: statistics.fmean(values[name] for values in found if name in values) for name in names}
 

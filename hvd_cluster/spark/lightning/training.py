@@ -227,7 +227,7 @@ def quiet(verbose: int) -> Iterator[None]:
     """Lightning says less inside, unless ``verbose`` is above 1."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [each.level for each in loggers]
-    profilers = [logging.getLogger(f"{name}.profilers") for name in LOGGERS]  # whoever asks for one wants its report
+    profilers = [logging.getLogger(f"{name}.profilers") for name in LOGGERS]  # the user has asked for their reports
     with warnings.catch_warnings():
         for advice in WRONG_ADVICE:
             warnings.filterwarnings("ignore", message=advice)

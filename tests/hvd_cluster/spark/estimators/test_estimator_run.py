@@ -52,6 +52,15 @@ def test_what_a_loss_is_of_can_be_compared_between_processes(value, others):
     assert fingerprint(value) not in map(fingerprint, others)
 
 
+def test_a_function_with_a_variable_that_has_no_value_yet():
+    def loss(output):
+        return later
+
+    assert fingerprint(loss) == fingerprint(loss)
+    later = 1
+    assert loss(None) == later
+
+
 def test_a_value_that_holds_itself_has_an_end():
     loop = Loss(None)
     loop.weights = [loop]

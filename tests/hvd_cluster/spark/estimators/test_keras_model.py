@@ -92,7 +92,7 @@ def test_accessors():
     assert (model.getRunId(), model.getFeatureColumns(), model.getLabelColumns()) == ("r", [["a", "b"]], ["y"])
     assert model.setCustomObjects(None) is model
     assert model.getCustomObjects() == {}
-    assert model.setOutputCols(["p"]).getOutputCols() == ["p"]
+    assert model.setOutputCols(["p"]).getOutputCols() == model.setOutputCols("p").getOutputCols() == ["p"]
     copied = model.copy({model.model: None, model.output_cols: ["q"]})
     assert copied.getModel() is model.getModel()
     with pytest.raises(TypeError, match="unexpected keyword argument 'modle'"):

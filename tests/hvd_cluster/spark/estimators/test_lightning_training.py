@@ -1,6 +1,7 @@
 """The training of a LightningEstimator on ranks, without Spark."""
 
 import copy
+import logging
 import math
 
 import pytest
@@ -15,6 +16,7 @@ from lightning_fits import modules_by_value as modules_by_value  # noqa: E402  a
 from hvd_cluster.spark.estimators.run import RunFolder  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.lightning.batches import NamedLayout  # noqa: E402
+from hvd_cluster.spark.lightning.training import quiet  # noqa: E402
 from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
 from hvd_cluster.spark.torch.training import TorchFit  # noqa: E402
 from hvd_cluster.spark.torch.training import train as train_torch  # noqa: E402
@@ -88,6 +90,15 @@ def test_gradients_that_add_up_and_are_clipped(ranks):
     expected = trained(ranks, fit_of(line_module(rate=0.0)), line(20), line(12))
     still = trained(ranks, fit_of(line_module(rate=0.0), arguments=arguments), line(20), line(12))
     assert losses(still) == pytest.approx(losses(expected))  # Lightning divides the loss of each batch
+
+
+@pytest.mark.parametrize("verbose", [0, 2])
+def test_the_report_of_a_profiler_is_heard_in_a_quiet_fit(verbose):
+    profilers, trainer = (logging.getLogger(f"lightning.pytorch.{name}") for name in ("profilers.profiler", "trainer"))
+    with quiet(verbose):
+        assert profilers.isEnabledFor(logging.INFO)
+        assert verbose or not trainer.isEnabledFor(logging.INFO)
+    assert logging.getLogger("lightning.pytorch.profilers").level == logging.NOTSET
 
 
 @ONE

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 import hvd_cluster.torch as hvd  # noqa: E402
 from hvd_cluster.core import basics  # noqa: E402
 from hvd_cluster.spark.estimators.backend import Backend  # noqa: E402
+from hvd_cluster.spark.estimators.columns import with_boolean_validation  # noqa: E402
 from hvd_cluster.spark.estimators.parquet import prepare_data  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch import EarlyStopping, FitCallback, TorchEstimator  # noqa: E402
@@ -199,6 +200,12 @@ def engine():
 
 
 @pytest.mark.usefixtures("engine")
+def test_a_fraction_for_validation_that_is_no_number_is_a_null(spark):
+    """For Spark NaN is more than 0, so that such a row would be kept apart. A fit refuses nulls."""
+    df = spark.createDataFrame([(0.0,), (0.5,), (math.nan,), (None,)], "held_out double")
+    assert [row[0] for row in with_boolean_validation(df, "held_out").collect()] == [False, True, None, None]
+
+
 def test_rows_in_files(spark, tmp_path):
     """A backend of one's own gets them through the store; a fit on files gives the same."""
     store, df = Store.create(tmp_path), points(spark, 200).coalesce(1)
