@@ -56,7 +56,10 @@ class HorovodInternalError(RuntimeError):
 
 
 class NoDescriptorError(HorovodInternalError):
-    """This process has no file descriptor left, so it cannot connect to the other ranks."""
+    """This process has no file descriptor left, so it cannot connect to the other ranks.
+
+    It speaks of this process alone: other ranks get a HorovodInternalError.
+    """
 
 
 class MismatchError(HorovodInternalError):

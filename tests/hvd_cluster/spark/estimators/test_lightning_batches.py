@@ -90,6 +90,11 @@ class Logging(torch.nn.Module):
     ):
         self.seen.append((name, float(value), sync_dist))
 
+    def on_train_epoch_end(self):
+        """As that of Lightning."""
+
+    on_validation_epoch_end = on_train_epoch_end
+
 
 @pytest.mark.parametrize(
     ("options", "expected"),

@@ -199,13 +199,13 @@ def engine():
     basics.shutdown()
 
 
-@pytest.mark.usefixtures("engine")
 def test_a_fraction_for_validation_that_is_no_number_is_a_null(spark):
     """For Spark NaN is more than 0, so that such a row would be kept apart. A fit refuses nulls."""
     df = spark.createDataFrame([(0.0,), (0.5,), (math.nan,), (None,)], "held_out double")
     assert [row[0] for row in with_boolean_validation(df, "held_out").collect()] == [False, True, None, None]
 
 
+@pytest.mark.usefixtures("engine")
 def test_rows_in_files(spark, tmp_path):
     """A backend of one's own gets them through the store; a fit on files gives the same."""
     store, df = Store.create(tmp_path), points(spark, 200).coalesce(1)
