@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.ml import Estimator
 from pyspark.sql import DataFrame
@@ -37,6 +37,8 @@ from hvd_cluster.spark.rows.columns import Stack
 
 __all__ = ["FitPlan", "HorovodEstimator", "HorovodModel"]
 
+T = TypeVar("T")
+
 
 def check_steps(settings: Mapping[str, Any], elastic: bool) -> None:
     """Raise ValueError where the workers come and go, and the steps are limited."""
@@ -50,6 +52,24 @@ def check_steps(settings: Mapping[str, Any], elastic: bool) -> None:
 def shows_progress(method: Callable[..., Any]) -> bool:
     """Whether ``method`` of a backend takes ``show``, as those of a SparkBackend do."""
     return "show" in inspect.signature(method).parameters
+
+
+def with_widths(shard: Any, train: Callable[..., T], *arguments: Any) -> tuple[T, tuple[int, ...]]:
+    """The outcome of ``train`` on this rank, and how many values its rows have in each input; nothing without rows."""
+    return train(shard, *arguments), shard.feature_widths()
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The result of a fit: the outcome of rank 0, and how many values a row has in each input of the model."""
+
+    outcome: Any
+    input_widths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, results: Sequence[Any]) -> FitResult:
+        """From what :func:`with_widths` gave on each rank."""
+        return cls(results[0][0], next((widths for _, widths in results if widths), ()))
 
 
 @dataclass(frozen=True)
@@ -73,14 +93,14 @@ class FitPlan:
     show: Callable[[FitProgress], None] | None
     environment: Mapping[str, str]
 
-    def on_dataframe(self, df: DataFrame) -> list[Any]:
-        """The results by rank, of workers that get the rows straight from Spark, if their backend can do that."""
+    def on_dataframe(self, df: DataFrame) -> FitResult:
+        """The fit on workers that get the rows straight from Spark, if their backend can do that."""
         if callable(getattr(self.backend, ROW_CALL, None)):
             options = self._options_of(self.backend.run_on_dataframe)
-            found: list[Any] = self.backend.run_on_dataframe(
-                self.train, df, self.arguments, **options, **self.rows, **self.elastic
+            found = self.backend.run_on_dataframe(
+                with_widths, df, (self.train, *self.arguments), **options, **self.rows, **self.elastic
             )
-            return found
+            return FitResult.of(found)
         self._refuse_elastic()
         store = self._store(f"the backend {self.backend!r} has no method {ROW_CALL}, so Spark writes the rows to files")
         path = posixpath.join(store.get_run_path(self.run.run_id), f"rows_{time.time_ns()}")
@@ -92,12 +112,12 @@ class FitPlan:
             with suppress(OSError):  # where the write has failed, its error counts
                 store.fs.delete_dir(store.get_localized_path(path))
 
-    def on_files(self, rows: ParquetRows) -> list[Any]:
-        """The results by rank, of workers that read Parquet files. Raises ValueError for workers that come and go."""
+    def on_files(self, rows: ParquetRows) -> FitResult:
+        """The fit on workers that read Parquet files. Raises ValueError for workers that come and go."""
         self._refuse_elastic()
         options = self._options_of(self.backend.run)
-        results: list[Any] = self.backend.run(rows.on_shard(self.train), args=self.arguments, **options)
-        return results
+        found = self.backend.run(rows.on_shard(with_widths), args=(self.train, *self.arguments), **options)
+        return FitResult.of(found)
 
     def _options_of(self, method: Callable[..., Any]) -> dict[str, Any]:
         variables = {"env": dict(self.environment)} if self.environment else {}
@@ -147,14 +167,18 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
         plan = self._plan(df)
         has_others = plan.settings["validation"] is None and store.is_parquet_dataset(others)
         rows = rows_of(with_boolean_validation(df, plan.settings["validation"]), **plan.rows)
-        results = plan.on_files(ParquetRows(store, path, rows, others if has_others else None))
-        return self._fitted(plan, results[0])._resetUid(self.uid)
+        return self._finished(plan, plan.on_files(ParquetRows(store, path, rows, others if has_others else None)))
 
     @override
     def _fit(self, dataset: DataFrame) -> Any:
         plan = self._plan(dataset)
-        results = plan.on_dataframe(with_boolean_validation(dataset, plan.settings["validation"]))
-        return self._fitted(plan, results[0])._resetUid(self.uid)
+        df = with_boolean_validation(dataset, plan.settings["validation"])
+        return self._finished(plan, plan.on_dataframe(df))
+
+    def _finished(self, plan: FitPlan, result: FitResult) -> HorovodModel:
+        model: HorovodModel = self._fitted(plan, result.outcome)
+        model._set(_input_widths=list(result.input_widths))
+        return model._resetUid(self.uid)
 
     def _plan(self, dataset: DataFrame) -> FitPlan:
         """Raises ValueError, TypeError."""

@@ -53,7 +53,7 @@ class HorovodModel(Model, ModelParams, Persistent):
     """
 
     TRAINED: ClassVar[frozenset[str]] = frozenset(
-        {"history", "model", "feature_columns", "label_columns", "run_id", "_metadata"}
+        {"history", "model", "feature_columns", "label_columns", "run_id", "_metadata", "_input_widths"}
     )
 
     def __init__(self, **given: Any) -> None:
@@ -146,7 +146,9 @@ class HorovodModel(Model, ModelParams, Persistent):
         """A row of zeros where the shapes are known, otherwise the first row."""
         unknown: Sequence[Shape | None] = [None] * len(selection.features)
         shapes = self._input_shapes() or unknown
-        widths = [_width(stack, shape) for stack, shape in zip(selection.features, shapes, strict=True)]
+        fitted = self._value(self._input_widths) or []
+        seen = fitted if len(fitted) == len(shapes) else unknown
+        widths = [_width(*each) for each in zip(selection.features, shapes, seen, strict=True)]
         if None not in widths:
             pairs = zip(selection.features, widths, strict=True)
             return [np.zeros((1, width or 0), stack.dtype) for stack, width in pairs]
@@ -161,13 +163,13 @@ class HorovodModel(Model, ModelParams, Persistent):
         return None if row is None else _first_row(row, selection)
 
 
-def _width(stack: row_columns.Stack, shape: Shape | None) -> int | None:
-    """How many numbers a row has, if that is known."""
+def _width(stack: row_columns.Stack, shape: Shape | None, seen: Any) -> int | None:
+    """How many numbers a row has, if that is known: by its ``shape``, by its columns, or as the fit has ``seen`` it."""
     if stack.strings is not None:
         return None
     if shape is not None and all(size > 0 for size in shape[1:]):
         return int(np.prod(shape[1:]))
-    return len(stack.columns) if all(each.kind is ColumnKind.SCALAR for each in stack.columns) else None
+    return len(stack.columns) if all(each.kind is ColumnKind.SCALAR for each in stack.columns) else seen
 
 
 def _first_row(row: Any, selection: Selection) -> list[npt.NDArray[Any]]:

@@ -31,6 +31,7 @@ class ModelParams(Params):
     run_id = model_param("run_id", "the name of the run")
     output_cols = model_param("output_cols", "the names of the columns that transform adds; default: LABEL__output")
     _metadata = model_param("_metadata", "the type of each column that the fit has used, as Spark writes it")
+    _input_widths = model_param("_input_widths", "how many values a row of the fit has had in each input")
     handle_invalid = model_param("handle_invalid", "rows with a null among the features: 'error', 'skip' or 'keep'")
     transform_batch_size = model_param(
         "transform_batch_size", "rows in a call of the model; None: up to 256 KiB of inputs"

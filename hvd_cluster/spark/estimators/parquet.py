@@ -145,6 +145,12 @@ class ParquetShard(Shard):
         return self._rows
 
     @override
+    def widths(self) -> tuple[int, ...]:
+        """The number of elements of a row in each array; nothing if there are no rows. Reads the first ones."""
+        first = next(self._arrays(self._pieces), ())
+        return tuple(1 if array.ndim == 1 else array.shape[1] for array in first)
+
+    @override
     def _epoch(self) -> Iterator[list[Array]]:
         if current_worker().count > 1:
             raise ValueError("a DataLoader cannot read Parquet files in several processes; use num_workers=0")

@@ -161,6 +161,13 @@ class RunFolder:
             return None
         return self.store.read(path)
 
+    def of_another(self, reason: object) -> ValueError:
+        """The error for a checkpoint that does not fit the model or the optimizer, for that ``reason``."""
+        return ValueError(
+            f"run_id is {self.run_id!r}, but the checkpoint of that run is of another model or optimizer: {reason}; "
+            "give another run_id, or the model and the optimizer of that run"
+        )
+
     def write(self, checkpoint: bytes, history: Sequence[Mapping[str, Any]]) -> None:
         """Replace the checkpoint, and the file of the history."""
         if self.store is None:

@@ -76,6 +76,8 @@ class FitRecord:
     """Those of the present epoch: of the training, and of the validation if there was one."""
     last_weights: list[torch.Tensor] = field(default_factory=list)
     """Those at the end of the training, before callbacks of the user change them; where another epoch is kept."""
+    optimizers: list[str] = field(default_factory=list)
+    """Their classes; empty until the Trainer has made them, unless an earlier fit had some."""
     is_elastic: bool = False
     """Whether ranks come and go: then all of them keep the states of the best epoch."""
 
@@ -86,13 +88,29 @@ class FitRecord:
             return cls(EpochRange.of(epochs), is_elastic=is_elastic)
         history = list(kept["history"])
         epochs_left = EpochRange.of(epochs, len(history), tuple(kept["epochs"]))
-        return cls(epochs_left, history, BestEpoch(**kept["best"]), is_elastic=is_elastic)
+        optimizers = list(kept.get("optimizers", []))
+        return cls(epochs_left, history, BestEpoch(**kept["best"]), optimizers=optimizers, is_elastic=is_elastic)
+
+    def found(self, optimizers: Iterable[Any]) -> None:
+        """The ``optimizers`` of this fit. Raises ValueError where the earlier fit had those of other classes."""
+        names = [type(each).__name__ for each in optimizers]
+        if self.optimizers and self.optimizers != names:
+            raise ValueError(
+                f"the checkpoint of this run_id has the state of {', '.join(self.optimizers)}, but the optimizers are "
+                f"{', '.join(names)} now; give another run_id, or the optimizers of that run"
+            )
+        self.optimizers = names
 
     def kept(self) -> dict[str, Any]:
         """Our part of a checkpoint: the states of the best epoch only where they are not those of the last."""
         is_last = self.best.epoch == len(self.history) - 1
         best = replace(self.best, states={}) if is_last else self.best
-        return {"history": self.history, "epochs": [self.epochs.first, self.epochs.end], "best": vars(best)}
+        return {
+            "history": self.history,
+            "epochs": [self.epochs.first, self.epochs.end],
+            "best": vars(best),
+            "optimizers": self.optimizers,
+        }
 
 
 @dataclass(frozen=True)
@@ -143,6 +161,7 @@ class ValueExchange(Callback):
     @override
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         check_state_names(pl_module, self._state_names)
+        self._record.found(trainer.optimizers)
         scale_optimizers(trainer.optimizers, basics.size())
         scale_schedulers((each.scheduler for each in trainer.lr_scheduler_configs), basics.size())
         scale_averaging(trainer.callbacks, basics.size())

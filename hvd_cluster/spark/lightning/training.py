@@ -57,6 +57,11 @@ def train(shard: Any, payload: bytes) -> dict[str, Any] | None:
         return training_for(fit)(fit, shard, folder).run()
 
 
+def tensors_in(states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among the ``states`` of a module."""
+    return {name: value for name, value in states.items() if isinstance(value, torch.Tensor)}
+
+
 def training_for(fit: LightningFit) -> type[LightningTraining]:
     """The class of the training."""
     if fit.elastic:
@@ -84,6 +89,8 @@ class LightningTraining:
         self.batches = self._batches(dtype)
         self.validation = self._validation(shard.validation, dtype)
         checkpoint = checkpoint_of(self._checkpoint())
+        if checkpoint is not None:
+            self._check_model(checkpoint["state_dict"])
         self.resumed = None if checkpoint is None else self._resumable(checkpoint)
         self.record = FitRecord.of(fit.epochs, checkpoint and checkpoint[OURS], fit.elastic)
         if self.record.best.loss is not None and not self.record.best.states and checkpoint is not None:
@@ -113,6 +120,17 @@ class LightningTraining:
             return None
         shard = self.fit.validation_shard(kept_apart)
         return ValidationBatches(shard, self.fit.layout, dtype, self.fit.validation_steps)
+
+    def _check_model(self, states: Mapping[str, Any]) -> None:
+        """Raise ValueError where ``states``, of the checkpoint, are not those of this module."""
+        shapes = {name: tuple(value.shape) for name, value in tensors_in(self.module.state_dict()).items()}
+        earlier = {name: tuple(value.shape) for name, value in tensors_in(states).items()}
+        differ = sorted(name for name in shapes | earlier if shapes.get(name) != earlier.get(name))
+        if differ:
+            name = differ[0]
+            raise self.fit.run.of_another(
+                f"{name} had the shape {earlier.get(name)}, and now it has {shapes.get(name)}"
+            )
 
     def _resumable(self, checkpoint: dict[str, Any]) -> str:
         """The path of a file from which this rank goes on."""

@@ -206,6 +206,10 @@ class Shard:
         """The number of elements of a row in each array; zeros if there are no rows. Waits for the last one."""
         return self._source.stream.widths if self.rows else ()
 
+    def feature_widths(self) -> tuple[int, ...]:
+        """Those of the features alone; nothing if there are no rows."""
+        return self.widths()[: self._source.arrays[0]]
+
     def digest(self) -> int:
         """A checksum of all rows in their order. Waits for the last one."""
         return self._source.digest(self.rows)

@@ -58,6 +58,10 @@ class ElasticShard(ShardProgress):
         """The rows of this rank's partition that are kept apart, see :attr:`Shard.validation`."""
         return self._shard.validation
 
+    def feature_widths(self) -> tuple[int, ...]:
+        """The number of elements of a row in each array of features; nothing if there are no rows."""
+        return self._shard.feature_widths()
+
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """The batches of this rank for each step that is left in the epoch."""
         return self._steps(self._shard)

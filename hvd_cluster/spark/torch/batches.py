@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -188,10 +189,28 @@ class CombinedLoss:
     def __call__(
         self, outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], sample_weights: torch.Tensor | None
     ) -> torch.Tensor:
-        """The loss of a batch, a tensor of one element."""
+        """The loss of a batch, a tensor of one element. Raises ValueError for labels of a shape that does not fit."""
         parts = zip(self._losses, self._weights, outputs, labels, strict=True)
-        values = [_times(weight, _mean(loss(output, label), sample_weights)) for loss, weight, output, label in parts]
+        values = [
+            _times(weight, _mean(_checked(loss, output, label), sample_weights))
+            for loss, weight, output, label in parts
+        ]
         return functools.reduce(torch.add, values)
+
+
+def _checked(loss: Loss, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """``loss`` of both. Losses of torch warn where they would repeat one of them, so that the result has no meaning."""
+    if output.shape == label.shape:
+        return loss(output, label)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Using a target size", UserWarning)
+        try:
+            return loss(output, label)
+        except UserWarning as warning:
+            raise ValueError(
+                f"the output of the model has the shape {tuple(output.shape)}, but the label {tuple(label.shape)}; "
+                "let the model return as many numbers for a row as the label has, or give label_shapes or another loss"
+            ) from warning
 
 
 def _times(weight: float, loss: torch.Tensor) -> torch.Tensor:

@@ -197,10 +197,7 @@ class Training:
             self.model.load_state_dict(checkpoint["model"])
             self.base_optimizer.load_state_dict(checkpoint["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
-            raise ValueError(
-                f"run_id is {self.fit.run.run_id!r}, but the checkpoint of that run is of another model or optimizer: "
-                f"{error}; give another run_id, or the model and the optimizer of that run"
-            ) from error
+            raise self.fit.run.of_another(error) from error
 
     def _prepare_losses(self) -> None:
         fit, labels = self.fit, len(self.fit.layout.labels)

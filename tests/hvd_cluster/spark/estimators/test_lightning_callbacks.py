@@ -232,3 +232,19 @@ def test_averages_of_weights_are_the_result(pools, kind):
     raw = trained(pools(2), fit_of(line_module(rate=0.05), epochs=5), line(4), line(4))
     assert abs(weight(kept) - weight(raw)) > 0.01
     assert (kept["best_epoch"], len(kept["history"])) == (4, 5)
+
+
+@ONE
+def test_the_checkpoint_of_another_optimizer_or_module_is_refused(ranks, tmp_path):
+    run, shards = RunFolder(Store.create(tmp_path), "mine"), (line(8),)
+    trained(ranks, fit_of(run=run), *shards)
+    with pytest.raises(ValueError, match=r"run_id has the state of SGD, but the optimizers are Adam now; give another"):
+        trained(ranks, fit_of(line_module(optimizer=torch.optim.Adam), run=run), *shards)
+    wider = line_module()
+    wider.layer = torch.nn.Linear(2, 1, bias=False)
+    text = (
+        r"run_id is 'mine', .* another model or optimizer: layer.weight had the shape \(1, 1\), and now it has \(1, 2\)"
+    )
+    with pytest.raises(ValueError, match=text):
+        trained(ranks, fit_of(wider, run=run), *shards)
+    assert len(trained(ranks, fit_of(run=run), *shards)["history"]) == 2

@@ -85,6 +85,7 @@ def test_all_kinds_of_columns_in_one_fit(spark):
     )
     fitted = estimator.fit(df)
     assert fitted.uid == estimator.uid
+    assert fitted.getOrDefault("_input_widths") == [3, 1]
     history = fitted.getHistory()
     assert [record["rows"] for record in history] == [180] * 8
     assert history[-1]["validation"]["loss"] < history[0]["validation"]["loss"] / 2
@@ -181,6 +182,7 @@ def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path, sharded)
     assert history[0]["rows"] > 400
     assert history[2]["validation"]["loss"] < history[0]["validation"]["loss"]
     assert fitted.getModel().weight.detach()[0].tolist() == pytest.approx([2, -1], abs=0.1)
+    assert fitted.getOrDefault("_input_widths") == [2]
 
 
 class Here(Backend):
@@ -219,6 +221,7 @@ def test_rows_in_files(spark, tmp_path):
     df.write.parquet(store.get_train_data_path())
     second = estimator.fit_on_parquet()
     assert torch.equal(first.getModel().weight, second.getModel().weight)
+    assert first.getOrDefault("_input_widths") == second.getOrDefault("_input_widths") == [2]
     on_spark = estimator.fit_on_parquet({estimator.backend: None, estimator.num_proc: 2})
     assert on_spark.getHistory()[0]["rows"] == second.getHistory()[0]["rows"]
     held_out = df.withColumn("held_out", F.col("id") % 4 / 3)

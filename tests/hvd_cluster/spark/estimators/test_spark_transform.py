@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
-from pyspark.ml.linalg import DenseVector, Vectors
+from pyspark.ml.linalg import DenseVector, Vectors, VectorUDT
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -113,6 +113,15 @@ def test_no_rows(spark, table):
     scored = model.transform(table.where("b < 0"))
     assert scored.collect() == []
     assert scored.schema["b__output"].dataType == T.IntegerType()
+
+
+def test_no_rows_after_a_fit(table):
+    """The fit knows how many elements the arrays have, so that zeros can show the width of the output."""
+    model = TorchModel(model=torch.nn.Linear(2, 3), feature_columns=["r"], label_columns=["b"], _metadata={"b": "int"})
+    model._set(_input_widths=[2])
+    empty = table.where("b < 0")
+    assert model.transform(empty).schema["b__output"] == model.transform(table).schema["b__output"]
+    assert isinstance(model.transform(empty).schema["b__output"].dataType, VectorUDT)
 
 
 def test_a_stream(spark, table, tmp_path):

@@ -148,6 +148,17 @@ def test_rows_are_weighted(loss):
         assert loss.reduction == "mean"  # the user's own object stays as it is
 
 
+@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"])
+def test_a_label_that_torch_would_repeat_is_refused(name):
+    loss = CombinedLoss([getattr(torch.nn.functional, name)], None, False)
+    with pytest.raises(
+        ValueError, match=r"output of the model has the shape \(4, 1\), but the label \(4, 2\); let the"
+    ):
+        loss([torch.ones(4, 1)], [torch.ones(4, 2)], None)
+    quantiles = CombinedLoss([lambda output, label: (output - label[:, None]).abs().mean()], None, False)
+    assert quantiles([torch.ones(4, 3)], [torch.zeros(4)], None) == 1  # a loss that repeats it on purpose
+
+
 def test_a_loss_that_cannot_weigh_rows():
     with pytest.raises(ValueError, match=r"takes no argument reduction.*reduction='none'"):
         unreduced(lambda output, label: (output - label).mean())
