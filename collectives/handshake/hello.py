@@ -99,7 +99,8 @@ def unpack_answer(data: bytes) -> Any:
     """The value of :func:`pack_answer`; raises its error, or that of :func:`pack_farewell`."""
     fields, *rest = msgpack.unpackb(data)
     if fields is None:
-        return rest[0]
+        (value,) = rest
+        return value
     if not isinstance(fields, list):
         raise _farewell(data)
     kind, text, details = fields

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from executors.job.host import is_this_host
 from executors.launchers.lsf import slots_of_hosts
 from executors.launchers.place import number, text
-from executors.launchers.slurm import expand
+from executors.launchers.slurm import MOST_NODES, expand
 
 SRUN = (
     "env -u SRUN_CPUS_PER_TASK -u SLURM_CPUS_PER_TASK -u SLURM_GPUS_PER_TASK -u SLURM_TRES_PER_TASK -u SLURM_GPU_BIND "
@@ -19,7 +19,7 @@ SRUN = (
 """An agent gets all cores, memory and GPUs of the job on its node: without the options and variables of its tasks."""
 HOST = "localhost"
 RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
-COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
+COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,10 @@ def _slots_of_slurm(environment: Mapping[str, str]) -> list[int]:
 def _counts(repeated: str) -> list[int]:
     """The numbers in a list of SLURM: "2(x3),1" -> 2, 2, 2, 1; an empty list where it cannot be read."""
     matches = [COUNT.fullmatch(part.strip()) for part in repeated.split(",")]
-    counts = [[int(match[1])] * int(match[2] or 1) for match in matches if match]
-    return [count for each in counts for count in each] if len(counts) == len(matches) else []
+    counts = [(int(match[1]), int(match[2] or 1)) for match in matches if match]
+    if len(counts) != len(matches) or sum(nodes for _, nodes in counts) > MOST_NODES:
+        return []
+    return [count for count, nodes in counts for _ in range(nodes)]
 
 
 def _lsf(environment: Mapping[str, str]) -> Allocation | None:

@@ -260,7 +260,7 @@ class RendezvousOffer:
         try:
             value = json.loads(data)
             return cls(list(value["addresses"]), int(value["port"]), JobSecret(base64.b64decode(value["key"])))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise SettingsError(
                 f"the address of rank 0 came as {len(data)} bytes that cannot be read ({error!r}); all ranks need the "
                 "same version of hvd-cluster"

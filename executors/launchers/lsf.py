@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from executors.launchers.known_ports import KnownPorts, Trust, ports_of
@@ -52,8 +53,7 @@ def slots_of_hosts(environment: Mapping[str, str]) -> dict[str, int]:
     pairs = zip(words[::2], words[1::2], strict=False)
     slots = {name: int(count) for name, count in pairs if count.isascii() and count.isdigit()}
     if not slots:
-        names = text(environment, "LSB_HOSTS").split()
-        slots = {name: names.count(name) for name in names}
+        slots = dict(Counter(text(environment, "LSB_HOSTS").split()))
     first = next(iter(slots), "")
     if len(slots) > 1 and slots[first] == 1 and any(count != 1 for count in slots.values()):
         del slots[first]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -39,23 +40,35 @@ def _rendezvous(environment: Mapping[str, str], job: str) -> KnownPorts | None:
     return KnownPorts((master or hosts[0],), ports, Trust.USER) if master or hosts else None
 
 
+MOST_NODES = 1 << 18
+"""SLURM has 65,533 at most; a longer list is none."""
+NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+
+
 def expand(names: str) -> list[str]:
     """The hosts of a node list of SLURM: "n[1-2,07],m" -> n1, n2, n07, m; an empty list where it cannot be read."""
     parts = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", names)
-    return [name for part in parts for name in _expand_one(part.strip())]
+    expanded = (name for part in parts for name in _expand_one(part.strip()))
+    found = list(itertools.islice(expanded, MOST_NODES + 1))
+    return found if len(found) <= MOST_NODES else []
 
 
 def _expand_one(part: str) -> Iterator[str]:
     pieces = re.split(r"\[([^\]]*)\]", part)
     choices = [_numbers(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+    if math.prod(map(len, choices)) > MOST_NODES:
+        return iter(())
     return ("".join(chosen) for chosen in itertools.product(*choices))
 
 
 def _numbers(ranges: str) -> list[str]:
     found: list[str] = []
     for each in ranges.split(","):
-        first, _, last = each.strip().partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
+        match = NUMBERS.fullmatch(each.strip())
+        if match is None:
             return []
-        found += [str(value).zfill(len(first)) for value in range(int(first), int(last or first) + 1)]
+        first, last = match[1], match[2] or match[1]
+        if int(last) - int(first) + len(found) >= MOST_NODES:
+            return []
+        found += [str(value).zfill(len(first)) for value in range(int(first), int(last) + 1)]
     return found

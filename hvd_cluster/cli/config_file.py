@@ -49,7 +49,7 @@ def _load(path: str | Path) -> Mapping[str, Any]:
 
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"the configuration file cannot be read ({' '.join(str(error).split())})") from None
     if content is None:
         return {}

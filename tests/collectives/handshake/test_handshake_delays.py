@@ -51,6 +51,8 @@ def test_the_reason_of_a_rank_that_gives_up_is_read_before_and_after_the_other_o
     assert str(unpack(message.error)) == "late"
     with pytest.raises(EngineError, match="Stop arrived while the ranks connected"):
         unpack_answer(encode(Stop(0)))
+    with pytest.raises(ValueError, match="not enough values"):
+        unpack_answer(msgpack.packb([None]))
 
 
 def test_a_rank_that_came_hears_which_rank_did_not():

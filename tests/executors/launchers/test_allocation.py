@@ -33,6 +33,11 @@ def test_the_hosts_of_a_job(environment, hosts):
     assert found.shell == (SRUN if found.system == "SLURM" else None)
 
 
+@pytest.mark.parametrize("counts", ["1(x4000000000)", "1(x300000)", "9" * 5000, "1,x"])
+def test_a_list_of_counts_that_cannot_be_one_is_no_allocation(counts):
+    assert allocation_of({**SBATCH, "SLURM_JOB_CPUS_PER_NODE": counts}) is None
+
+
 ONE_NODE = {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "8"}
 
 

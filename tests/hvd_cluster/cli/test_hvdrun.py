@@ -288,7 +288,7 @@ def test_words_for_another_launcher():
     assert (line["mpi_args"], line["binding_args"]) == (("-v", "-x", "a b"), ("--map-by", "core"))
 
 
-@pytest.mark.parametrize("text", [None, "a: [", b"\xff"])
+@pytest.mark.parametrize("text", [None, "a: [", b"\xff", "[" * 5000], ids=["none", "open", "no text", "deep"])
 def test_a_file_that_cannot_be_read(tmp_path, text):
     path = tmp_path / "config.yaml"
     if text is not None:
