@@ -119,6 +119,8 @@ class TrainerStrategy(RanksStrategy, TrainerBase):
         for each, state in zip(stateful, states[0], strict=True):
             each.load_state_dict(state)
         loop._batches_that_stepped = states[1]
+        for callback in filter(is_averaging, self.lightning_module.trainer.callbacks):
+            share_average(callback, rank, self.process_set)
 
     @override
     def model_to_device(self) -> None:
@@ -194,11 +196,25 @@ def require_no_swaps(callbacks: Sequence[Any], sharded: bool | str) -> None:
     Each rank would exchange them back.
     """
     for callback in callbacks if sharded in (True, "host") else ():
-        if "WeightAveraging" in [base.__name__ for base in type(callback).__mro__]:
+        if is_averaging(callback):
             raise InvalidRequestError(
                 f"sharded={sharded!r} lets the ranks of a host share parameters, but {type(callback).__name__} "
                 'exchanges them with their averages for each validation, once on each rank; give sharded="rank"'
             )
+
+
+def is_averaging(callback: Any) -> bool:
+    """Whether ``callback`` is a ``WeightAveraging``, which averages the parameters of its own rank after each step."""
+    return "WeightAveraging" in [base.__name__ for base in type(callback).__mro__]
+
+
+def share_average(callback: Any, rank: int, process_set: ProcessSet) -> None:
+    """Give all ranks the average of the global ``rank``, and the steps that are in it."""
+    steps = callback._latest_update_step, callback._latest_update_epoch
+    steps = hvd.broadcast_object(steps, rank, "lightning.averaging", process_set)
+    callback._latest_update_step, callback._latest_update_epoch = steps
+    if callback._average_model is not None:
+        broadcast_module(callback._average_model, rank, process_set)
 
 
 def _inner(optimizer: Any) -> Any:

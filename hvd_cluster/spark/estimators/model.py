@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -18,7 +19,7 @@ from pyspark.sql.types import ArrayType, DataType, StructType, UserDefinedType
 
 from collectives import override
 from hvd_cluster.spark.estimators.columns import check_kinds, names_in
-from hvd_cluster.spark.estimators.model_params import ModelParams, checked_invalid
+from hvd_cluster.spark.estimators.model_params import ModelParams, checked_batch_size, checked_invalid, in_a_list
 from hvd_cluster.spark.estimators.outputs import (
     SCALARS,
     OutputColumn,
@@ -60,7 +61,8 @@ class HorovodModel(Model, ModelParams, Persistent):
         super().__init__()
         self._shipment: ModelShipment | None = None
         self._known_widths: tuple[str, Sequence[int | None]] | None = None
-        self._set(**{name: value for name, value in given.items() if value is not None})
+        listed = {name: in_a_list(given.get(name)) for name in ("feature_columns", "label_columns")}
+        self._set(**{name: value for name, value in (given | listed).items() if value is not None})
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_shipment": None}
@@ -102,7 +104,7 @@ class HorovodModel(Model, ModelParams, Persistent):
             selection,
             tuple(outputs),
             rule == "keep",
-            self.getTransformBatchSize(),
+            checked_batch_size(self.getTransformBatchSize()),
             self.getTransformOnGpu(),
         )
         rows = _row_based(dataset)
@@ -221,8 +223,15 @@ def _without_nulls(dataset: DataFrame, selection: Selection) -> DataFrame:
 def _with_scores(dataset: DataFrame, selection: Selection, scoring: Scoring) -> DataFrame:
     fields = ", ".join(f"o{number}: {each.field_type}" for number, each in enumerate(scoring.outputs))
     scores = _arrow_udf(scoring.batches, f"struct<{fields}>")(*_arguments(selection))
-    new = {each.name: _output(each, F.col(STRUCT)[f"o{number}"]) for number, each in enumerate(scoring.outputs)}
-    return dataset.select("*", scores.alias(STRUCT)).withColumns(new).drop(STRUCT)
+    struct = _free_name(dataset.columns)
+    new = {each.name: _output(each, F.col(struct)[f"o{number}"]) for number, each in enumerate(scoring.outputs)}
+    return dataset.select("*", scores.alias(struct)).withColumns(new).drop(struct)
+
+
+def _free_name(taken: Sequence[str]) -> str:
+    """The name of a column that is there for a moment."""
+    in_lower_case = {name.lower() for name in taken}
+    return next(name for name in (STRUCT + "_" * count for count in itertools.count()) if name not in in_lower_case)
 
 
 def _output(column: OutputColumn, field: Column) -> Column:

@@ -75,19 +75,19 @@ class ModelParams(Params):
         """A column, or a list of columns, for each input of the model."""
         return self._value(self.feature_columns)
 
-    def setFeatureColumns(self: P, value: Sequence[str | Sequence[str]]) -> P:
+    def setFeatureColumns(self: P, value: str | Sequence[str | Sequence[str]]) -> P:
         """Set ``feature_columns``."""
-        return self._replace(self.feature_columns, value)
+        return self._replace(self.feature_columns, in_a_list(value))
 
     def getLabelColumns(self) -> Any:
         """A column, or a list of columns, for each output of the model."""
         return self._value(self.label_columns)
 
-    def setLabelColumns(self: P, value: Sequence[str | Sequence[str]]) -> P:
+    def setLabelColumns(self: P, value: str | Sequence[str | Sequence[str]]) -> P:
         """Set ``label_columns``."""
-        return self._replace(self.label_columns, value)
+        return self._replace(self.label_columns, in_a_list(value))
 
-    def setLabelColoumns(self: P, value: Sequence[str | Sequence[str]]) -> P:
+    def setLabelColoumns(self: P, value: str | Sequence[str | Sequence[str]]) -> P:
         """Horovod's spelling of :meth:`setLabelColumns`."""
         return self.setLabelColumns(value)
 
@@ -106,7 +106,7 @@ class ModelParams(Params):
 
     def setOutputCols(self: P, value: str | Sequence[str]) -> P:
         """Set the names of the columns that ``transform`` adds, one for each label."""
-        return self._replace(self.output_cols, [value] if isinstance(value, str) else value)
+        return self._replace(self.output_cols, in_a_list(value))
 
     def getHandleInvalid(self) -> Any:
         """The rule of ``transform`` for rows that have a null among the features."""
@@ -126,8 +126,7 @@ class ModelParams(Params):
 
     def setTransformBatchSize(self: P, value: int | None) -> P:
         """Set it. Raises ValueError for numbers below 1."""
-        size = None if value is None else check_integer(value, "transform_batch_size", 1)
-        return self._replace(self.transform_batch_size, size)
+        return self._replace(self.transform_batch_size, checked_batch_size(value))
 
     def getTransformOnGpu(self) -> bool:
         """Whether ``transform`` uses the GPUs of the executors."""
@@ -136,6 +135,16 @@ class ModelParams(Params):
     def setTransformOnGpu(self: P, value: bool) -> P:
         """Set it. The GPU is the one that Spark has assigned to the task, or else one by the number of the task."""
         return self._replace(self.transform_on_gpu, bool(value))
+
+
+def in_a_list(value: Any) -> Any:
+    """A name alone is a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+def checked_batch_size(value: object) -> int | None:
+    """Raises ValueError for numbers below 1, TypeError for what is no number."""
+    return None if value is None else check_integer(value, "transform_batch_size", 1)
 
 
 def checked_invalid(value: object) -> Any:

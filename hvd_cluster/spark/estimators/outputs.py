@@ -80,8 +80,9 @@ def _numbers(values: Array, dtype: np.dtype[Any]) -> pa.Array:
     if dtype.kind == "b":
         return pa.array(rounded != 0, mask=lost)
     limits = np.iinfo(dtype)
-    most = float(limits.max) if dtype.itemsize < 8 else np.nextafter(float(limits.max), 0.0)
-    return pa.array(np.clip(rounded, float(limits.min), most).astype(dtype), mask=lost)
+    is_largest = rounded >= float(limits.max)  # for 64 bits that number itself is no float
+    numbers = np.clip(np.where(is_largest, 0.0, rounded), float(limits.min), None).astype(dtype)
+    return pa.array(np.where(is_largest, limits.max, numbers).astype(dtype), mask=lost)
 
 
 def output_columns(

@@ -181,9 +181,9 @@ def _install(cls: Any, parameter: EstimatorParameter) -> None:
 
 def _setter(parameter: EstimatorParameter) -> Callable[[Any, Any], Any]:
     def set_value(self: Any, value: Any) -> Any:
-        return self._set(**{parameter.name: value})
+        return self.setParams(**{parameter.name: value})
 
-    set_value.__doc__ = f"Set ``{parameter.name}``: {parameter.doc}. Returns the estimator."
+    set_value.__doc__ = f"Set ``{parameter.name}``: {parameter.doc}. None: the default again. Returns the estimator."
     return set_value
 
 

@@ -14,9 +14,9 @@ from hvd_cluster.core import basics
 from hvd_cluster.lightning.trainer_strategy import GradientCallback, TrainerStrategy
 from hvd_cluster.spark.lightning.batches import ElasticBatches
 from hvd_cluster.spark.lightning.fit_recorder import FitRecord, ValueExchange, in_package
-from hvd_cluster.spark.lightning.learning_rates import scale_optimizers, scale_schedulers
 from hvd_cluster.spark.lightning.logged_values import PhaseValues, ValueRecorder
 from hvd_cluster.spark.lightning.training import LightningTraining
+from hvd_cluster.spark.torch.learning_rates import scale_optimizers, scale_schedulers
 from hvd_cluster.spark.torch.training import share_buffers
 
 

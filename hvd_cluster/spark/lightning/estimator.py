@@ -24,6 +24,7 @@ from hvd_cluster.spark.lightning.modules import (
     check_averaging,
     check_callbacks,
     check_elastic,
+    check_max_steps,
     check_module,
     check_sharded,
     check_trainer_arguments,
@@ -146,6 +147,7 @@ class LightningEstimator(TorchBasedEstimator):
         package = package_for(model)
         check_callbacks(settings["callbacks"], package)
         check_averaging(model, settings["callbacks"])
+        check_max_steps(settings)
         check_trainer_arguments(settings["trainer_args"] or {}, package)
         if settings["min_num_proc"] is settings["max_num_proc"] is None:
             check_sharded(model, settings)

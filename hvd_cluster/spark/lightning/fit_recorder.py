@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,14 +21,10 @@ from hvd_cluster.spark.estimators.history import BestEpoch, require_finite
 from hvd_cluster.spark.estimators.progress import ProgressReporter
 from hvd_cluster.spark.estimators.run import EpochRange
 from hvd_cluster.spark.lightning.batches import NamedBatches, checked_rows
-from hvd_cluster.spark.lightning.learning_rates import (
-    scale_averaging,
-    scale_checkpoint,
-    scale_optimizers,
-    scale_schedulers,
-)
+from hvd_cluster.spark.lightning.learning_rates import scale_averaging, scale_checkpoint
 from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of, means_of
 from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base
+from hvd_cluster.spark.torch.learning_rates import scale_optimizers, scale_schedulers
 from hvd_cluster.spark.torch.training import share_buffers
 from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 
@@ -314,7 +312,8 @@ class FitRecorder(Callback):
                 optimizer.unite()  # rank 0 asks for its state
         self._keep(self._monitor.value(record, trainer.callback_metrics), epoch)
         if self._save is not None:
-            self._save(trainer)
+            with ahead(trainer):
+                self._save(trainer)
         if basics.rank() == 0:
             train, validation = (record.history[-1].get(name, {}).get("loss") for name in ("train", "validation"))
             self._reporter.end(epoch, record.epochs.end, record.totals["train"].rows, train, validation)
@@ -339,6 +338,29 @@ class FitRecorder(Callback):
                 "the loss from validation_step",
                 what,
             )
+
+
+@contextmanager
+def ahead(trainer: Any) -> Iterator[None]:
+    """Inside, schedulers that follow a value have made the step that Lightning makes after all hooks of the epoch.
+
+    A checkpoint of the epoch needs that step: a fit that goes on from it begins with the next epoch.
+    """
+    loop = trainer.fit_loop
+    followers = [each.scheduler for each in trainer.lr_scheduler_configs if each.reduce_on_plateau]
+    if not followers or loop.restarting or not loop.epoch_loop._num_ready_batches_reached():
+        yield
+        return
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    rates, states = [group["lr"] for group in groups], [deepcopy(each.state_dict()) for each in followers]
+    loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        for scheduler, state in zip(followers, states, strict=True):
+            scheduler.load_state_dict(state)
 
 
 def record_of(

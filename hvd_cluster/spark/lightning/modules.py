@@ -137,6 +137,15 @@ def check_equal_steps(model: Any, settings: Mapping[str, Any], name: str) -> Non
     check_batch_norm(model, bool((settings["trainer_args"] or {}).get("sync_batchnorm")), name)
 
 
+def check_max_steps(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for a limit of steps beside a validation, which some workers would begin and others not."""
+    if "max_steps" in (settings["trainer_args"] or {}) and settings["validation"] is not None:
+        raise ValueError(
+            "trainer_args has 'max_steps', and there is a validation, which comes after whole epochs; give "
+            "train_steps_per_epoch and epochs"
+        )
+
+
 def check_averaging(model: torch.nn.Module, callbacks: Sequence[Any]) -> None:
     """Raise ValueError where Lightning cannot average the weights of ``model``."""
     averages = any(lightning_base(type(callback), AVERAGING) is not None for callback in callbacks)

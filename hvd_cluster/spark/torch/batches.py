@@ -170,7 +170,7 @@ def unreduced(loss: Loss) -> Loss:
 
 def _takes_reduction(loss: Loss) -> bool:
     try:
-        parameters = inspect.signature(loss).parameters
+        parameters = inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss).parameters
     except (TypeError, ValueError):  # a function of C
         return True
     return "reduction" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())

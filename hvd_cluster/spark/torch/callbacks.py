@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from collectives import override
+from hvd_cluster.core import basics
 from hvd_cluster.spark.estimators.history import has_stalled
+from hvd_cluster.spark.torch.learning_rates import scale_optimizers, scale_schedulers
 
 __all__ = ["EarlyStopping", "FitCallback", "SchedulerCallback"]
 
@@ -85,7 +87,17 @@ class SchedulerCallback(FitCallback):
     def on_train_begin(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, history: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Make the scheduler; where a training goes on, it is as after the epochs of ``history``."""
+        """Make the scheduler; where a training goes on, it is as after the epochs of ``history``.
+
+        ``make`` sees the learning rates of the user; afterwards those of the scheduler are multiplied, too.
+        """
+        size = basics.size() if basics.is_initialized() else 1
+        scale_optimizers([optimizer], 1 / size)
+        self._make_scheduler(optimizer, history)
+        scale_optimizers([optimizer], size)
+        scale_schedulers([self._scheduler], size)
+
+    def _make_scheduler(self, optimizer: torch.optim.Optimizer, history: Sequence[Mapping[str, Any]]) -> None:
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = group.get("initial_lr", group["lr"])

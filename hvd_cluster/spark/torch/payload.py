@@ -92,23 +92,3 @@ def optimizer_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> to
     places = {id(old): new for old, new in zip(given, own, strict=True)}
     # As its memo, so that the copy refers to the parameters of the model; their state comes along.
     return copy.deepcopy(optimizer, {key: new for key, new in places.items()})
-
-
-def scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Multiply all learning rates of ``optimizer`` by ``factor``."""
-    for group in optimizer.param_groups:
-        _scale(group, factor)
-
-
-def scaled_state(state: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """The ``state_dict()`` of an optimizer, with its learning rates times ``factor``."""
-    found: dict[str, Any] = on_cpu(state)
-    for group in found["param_groups"]:
-        _scale(group, factor)
-    return found
-
-
-def _scale(group: dict[str, Any], factor: float) -> None:
-    for name in ("lr", "initial_lr"):
-        if name in group:
-            group[name] = group[name] * factor

@@ -39,12 +39,11 @@ from hvd_cluster.spark.torch.batches import (
     metric_values,
 )
 from hvd_cluster.spark.torch.callbacks import EarlyStopping
+from hvd_cluster.spark.torch.learning_rates import scale_optimizers, scaled_state
 from hvd_cluster.spark.torch.payload import (
     checkpoint_bytes,
     checkpoint_of,
     on_cpu,
-    scale_rates,
-    scaled_state,
     unpacked,
 )
 from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
@@ -309,7 +308,7 @@ class Training:
 
     def _scale_to(self, size: int) -> None:
         """Learning rates are those of the user times the number of ranks."""
-        scale_rates(self.optimizer, size / self.scale)
+        scale_optimizers([self.optimizer], size / self.scale)
         self.scale = size
 
     def _begin_training(self) -> None:

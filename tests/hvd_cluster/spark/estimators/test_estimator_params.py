@@ -116,6 +116,7 @@ def test_lists_of_the_caller_are_copied():
 def test_none_stands_for_the_default():
     params = EstimatorParams(epochs=3, validation=0.2).setEpochs(None).setCallbacks(None)
     assert (params.settings()["epochs"], params.settings()["callbacks"]) == (1, [])
+    assert (params.getEpochs(), params.getCallbacks()) == (1, [])
     assert params.setParams(validation=None).getValidation() is None
 
 

@@ -9,12 +9,9 @@ torch = pytest.importorskip("torch")
 from hvd_cluster.spark.estimators.params import EstimatorParams  # noqa: E402
 from hvd_cluster.spark.lightning import LightningEstimator  # noqa: E402
 from hvd_cluster.spark.lightning.batches import NamedLayout, filler, form_of, rows_in  # noqa: E402
-from hvd_cluster.spark.lightning.learning_rates import (  # noqa: E402
-    scale_checkpoint,
-    scale_optimizers,
-    scale_schedulers,
-)
+from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint  # noqa: E402
 from hvd_cluster.spark.lightning.logged_values import PhaseValues, ValueRecorder, loss_of, merged  # noqa: E402
+from hvd_cluster.spark.torch.learning_rates import scale_optimizers, scale_schedulers  # noqa: E402
 
 # torch sets a variable.
 pytestmark = pytest.mark.leaves("environment")

@@ -248,3 +248,39 @@ def test_the_checkpoint_of_another_optimizer_or_module_is_refused(ranks, tmp_pat
     with pytest.raises(ValueError, match=text):
         trained(ranks, fit_of(wider, run=run), *shards)
     assert len(trained(ranks, fit_of(run=run), *shards)["history"]) == 2
+
+
+@TWO
+def test_an_average_is_that_of_the_rank_with_the_most_steps(ranks):
+    """On all ranks: which of them has more rows is nothing that the result knows."""
+    if not hasattr(pytest.importorskip("lightning.pytorch.callbacks"), "EMAWeightAveraging"):
+        pytest.skip("this Lightning has no EMAWeightAveraging")
+    found = []
+    for rows in ((40, 8), (8, 40)):
+        fit = fit_of(line_module(rate=0.02), epochs=3, callbacks=[averaging("exponential", 0.9)])
+        found.append(weight(trained(ranks, fit, *map(line, rows))))
+    plain = weight(trained(ranks, fit_of(line_module(rate=0.02), epochs=3), line(40), line(8)))
+    assert found[0] == pytest.approx(found[1])
+    assert found[0] != pytest.approx(plain)
+
+
+@ONE
+def test_a_schedule_by_a_value_goes_on_from_a_checkpoint(ranks, tmp_path):
+    """Lightning makes its step after all hooks of the epoch, and the checkpoint has it."""
+
+    def configure_optimizers(module):
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=10.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+
+    def fit(**options):
+        module = line_module()
+        type(module).configure_optimizers = configure_optimizers
+        return fit_of(module, **options)
+
+    shard, run = line(8, validation=line(4)), RunFolder(Store.create(tmp_path), "mine")
+    whole = trained(ranks, fit(epochs=4), shard)
+    trained(ranks, fit(epochs=2, run=run), shard)
+    parts = trained(ranks, fit(epochs=2, run=run), shard)
+    assert losses(parts) == pytest.approx(losses(whole))
+    assert weight(parts) == pytest.approx(weight(whole))

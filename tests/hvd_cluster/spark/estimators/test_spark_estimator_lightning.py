@@ -199,6 +199,7 @@ OPTIMIZER = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1)
             "a StochasticWeightAveraging, but Sequential has layers of batch norm, .* such as LayerNorm, or an EMA",
         ),
         (plane(), {"trainer_args": {"devices": 2}}, "trainer_args has 'devices'; give num_proc"),
+        (plane(), {"trainer_args": {"max_steps": 2}, "validation": 0.2}, "has 'max_steps', and there is a validation"),
         (
             plane("pytorch_lightning"),
             {"trainer_args": {"gradient_clip": 2}},

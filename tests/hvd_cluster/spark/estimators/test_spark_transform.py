@@ -73,6 +73,7 @@ def test_all_kinds_of_columns(table):
         label_columns=["v", "b", "flag"],
         _metadata={"v": "vector", "b": "bigint", "flag": "boolean"},
     )
+    table = table.withColumn("_hvd_Outputs", F.lit(1))  # not the one that transform makes for a moment
     scored = model.transform(table)
     assert scored.columns == [*table.columns, "v__output", "b__output", "flag__output"]
     assert [scored.schema[name].dataType for name in ("b__output", "flag__output")] == [T.LongType(), T.BooleanType()]
@@ -141,6 +142,9 @@ def test_what_cannot_be_transformed(table):
         settings = {"model": adding(1.0), "feature_columns": ["a"], "label_columns": ["b"], **options}
         return TorchModel(**settings).transform(df)
 
+    model = TorchModel(model=adding(1.0), feature_columns=["a"], label_columns=["b"])
+    with pytest.raises(ValueError, match="transform_batch_size is 0"):
+        model.transform(table, {model.transform_batch_size: 0})
     with pytest.raises(ValueError, match="there is no model; give one with model= or setModel"):
         transform(model=None)
     with pytest.raises(ValueError, match="feature_columns is None, but must name at least one column"):

@@ -163,6 +163,13 @@ def test_a_loss_that_cannot_weigh_rows():
     with pytest.raises(ValueError, match=r"takes no argument reduction.*reduction='none'"):
         unreduced(lambda output, label: (output - label).mean())
 
+    class Module(torch.nn.Module):
+        def forward(self, output, label):
+            return (output - label).mean()
+
+    with pytest.raises(ValueError, match=r"Module.* takes no argument reduction"):
+        unreduced(Module())
+
 
 def test_one_for_each_label():
     assert for_each_label(print, 2, "loss") == [print, print]

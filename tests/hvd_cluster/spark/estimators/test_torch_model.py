@@ -64,6 +64,13 @@ def test_horovods_spelling():
     assert model_of().setLabelColoumns(["z"]).getLabelColumns() == ["z"]
 
 
+def test_a_name_alone_is_a_list_of_one():
+    model = TorchModel(feature_columns="abc", label_columns="label")
+    assert (model.getFeatureColumns(), model.getLabelColumns()) == (["abc"], ["label"])
+    assert model.setFeatureColumns("x").setLabelColumns("yz").getFeatureColumns() == ["x"]
+    assert model.getLabelColumns() == ["yz"]
+
+
 def test_values_that_are_not_allowed():
     with pytest.raises(ValueError, match="handle_invalid is 'drop', but must be one of 'error', 'skip', 'keep'"):
         model_of().setHandleInvalid("drop")

@@ -6,14 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from hvd_cluster.spark.torch.learning_rates import scale_optimizers, scaled_state  # noqa: E402
 from hvd_cluster.spark.torch.payload import (  # noqa: E402
     checkpoint_bytes,
     checkpoint_of,
     on_cpu,
     optimizer_of,
     packed,
-    scale_rates,
-    scaled_state,
     unpacked,
 )
 
@@ -82,11 +81,11 @@ def test_an_optimizer_of_another_model():
 
 def test_learning_rates():
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.25)
-    scale_rates(optimizer, 4)
+    scale_optimizers([optimizer], 4)
     assert optimizer.param_groups[0]["lr"] == 1
     assert scaled_state(optimizer.state_dict(), 1 / 4)["param_groups"][0]["lr"] == 0.25
     assert optimizer.param_groups[0]["lr"] == 1
-    scale_rates(NeedsMore(torch.nn.Linear(2, 1).parameters(), power=3), 2)  # there is none
+    scale_optimizers([NeedsMore(torch.nn.Linear(2, 1).parameters(), power=3)], 2)  # there is none
 
 
 def test_later_steps_do_not_change_a_kept_state():

@@ -190,6 +190,35 @@ def test_a_scheduler(ranks):
     assert trained(ranks, fit, line(8))["optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-7)
 
 
+@TWO
+def test_the_rates_of_a_schedule_are_multiplied_by_the_number_of_ranks(ranks):
+    """Those that a scheduler sets itself, too; the result has the rates of the user."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    mine = torch.optim.SGD(model.parameters(), lr=0.3)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(mine, 0.1, total_steps=10)
+    for _ in range(3):
+        mine.step()
+        cycle.step()
+    make = [lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)]
+    make.append(lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=10))
+    fit = fit_of(model, torch.optim.SGD(model.parameters(), lr=0.3), epochs=3, callbacks=[SchedulerCallback(make[0])])
+    outcome = trained(ranks, fit, line(4), line(4))
+    group = outcome["optimizer"]["param_groups"][0]
+    expected = mine.param_groups[0]
+    names = ["lr", "initial_lr", "max_lr", "min_lr"]
+    assert [group[name] for name in names] == pytest.approx([expected[name] for name in names])
+    weight = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(weight.parameters(), lr=0.3)
+    twice = make[1](optimizer)
+    for _ in range(3):
+        (x,), (y,) = next(line(4).torch())
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(weight(x), y).backward()
+        optimizer.step()
+        twice.step()
+    assert outcome["model"]["weight"].item() == pytest.approx(weight.weight.item())
+
+
 SCHEDULERS = {
     "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
     "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (2 + epoch)),
