@@ -21,10 +21,9 @@ from hvd_cluster.spark.estimators.history import BestEpoch, require_finite
 from hvd_cluster.spark.estimators.progress import ProgressReporter
 from hvd_cluster.spark.estimators.run import EpochRange
 from hvd_cluster.spark.lightning.batches import NamedBatches, checked_rows
-from hvd_cluster.spark.lightning.learning_rates import scale_averaging, scale_checkpoint
 from hvd_cluster.spark.lightning.logged_values import PhaseTotals, PhaseValues, ValueRecorder, loss_of, means_of
-from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base
-from hvd_cluster.spark.torch.learning_rates import scale_optimizers, scale_schedulers
+from hvd_cluster.spark.lightning.modules import PACKAGES, lightning_base, scale_averaging
+from hvd_cluster.spark.torch.learning_rates import scale_optimizers, scale_schedulers, scaled_rates
 from hvd_cluster.spark.torch.training import share_buffers
 from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 
@@ -380,3 +379,18 @@ def in_package(package: str, body: type[Any], base: str) -> type[Any]:
     """The class ``body`` as a callback of ``package``."""
     found = import_module(f"{PACKAGES[package]}.callbacks")
     return type(body.__name__, (body, getattr(found, base)), {})
+
+
+def scale_checkpoint(checkpoint: MutableMapping[str, Any], factor: float) -> None:
+    """Multiply the rates in a ``checkpoint`` of Lightning."""
+    for name in ("optimizer_states", "lr_schedulers"):
+        if name in checkpoint:
+            checkpoint[name] = [_scaled(state, factor) for state in checkpoint[name]]
+
+
+def _scaled(state: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """The state of an optimizer has rates in its groups only; that of a scheduler has them anywhere."""
+    if "param_groups" in state:
+        return {**state, "param_groups": scaled_rates(state["param_groups"], factor)}
+    scaled: dict[str, Any] = scaled_rates(state, factor)
+    return scaled

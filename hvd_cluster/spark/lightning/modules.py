@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from hvd_cluster.spark.torch.batches import (
     metric_groups,
     metric_values,
 )
+from hvd_cluster.spark.torch.learning_rates import multiplied
 
 if TYPE_CHECKING:
 
@@ -155,6 +156,13 @@ def check_averaging(model: torch.nn.Module, callbacks: Sequence[Any]) -> None:
             "have to know the number of batches at the start; use another norm, such as LayerNorm, or an "
             "EMAWeightAveraging"
         )
+
+
+def scale_averaging(callbacks: Iterable[Any], factor: float) -> None:
+    """Multiply the rates to which a ``StochasticWeightAveraging`` among the ``callbacks`` goes."""
+    for callback in callbacks:
+        if lightning_base(type(callback), AVERAGING) is not None:
+            callback._swa_lrs = multiplied(callback._swa_lrs, factor)
 
 
 OWN_ARGUMENTS = {

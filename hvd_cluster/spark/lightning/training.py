@@ -25,8 +25,15 @@ from hvd_cluster.spark.estimators.history import BestEpoch
 from hvd_cluster.spark.estimators.progress import ProgressReporter
 from hvd_cluster.spark.estimators.run import RunFolder
 from hvd_cluster.spark.lightning.batches import NamedBatches, NamedLayout, ValidationBatches
-from hvd_cluster.spark.lightning.fit_recorder import OURS, FitRecord, FitRecorder, ValueExchange, in_package, monitor_of
-from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint
+from hvd_cluster.spark.lightning.fit_recorder import (
+    OURS,
+    FitRecord,
+    FitRecorder,
+    ValueExchange,
+    in_package,
+    monitor_of,
+    scale_checkpoint,
+)
 from hvd_cluster.spark.lightning.logged_values import ValueRecorder
 from hvd_cluster.spark.lightning.modules import PACKAGES, SupervisedModule, lightning_base, overrides, supervised
 from hvd_cluster.spark.torch.batches import for_each_label

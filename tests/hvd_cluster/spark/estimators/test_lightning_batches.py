@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from hvd_cluster.spark.estimators.params import EstimatorParams  # noqa: E402
 from hvd_cluster.spark.lightning import LightningEstimator  # noqa: E402
 from hvd_cluster.spark.lightning.batches import NamedLayout, filler, form_of, rows_in  # noqa: E402
-from hvd_cluster.spark.lightning.learning_rates import scale_checkpoint  # noqa: E402
+from hvd_cluster.spark.lightning.fit_recorder import scale_checkpoint  # noqa: E402
 from hvd_cluster.spark.lightning.logged_values import PhaseValues, ValueRecorder, loss_of, merged  # noqa: E402
 from hvd_cluster.spark.torch.learning_rates import scale_optimizers, scale_schedulers  # noqa: E402
 
