@@ -1,0 +1,56 @@
+"""The writer in the background, and the arguments of a save."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collectives.api import InvalidRequestError
+from hvd_cluster.storage.checkpoints import Writer, noted
+from hvd_cluster.storage.folders import CheckpointError
+from hvd_cluster.storage.series import Note
+
+
+def test_the_writer_works_in_a_thread_that_ends():
+    writer, found = Writer(), []
+    writer.start(lambda: found.append(threading.current_thread()))
+    writer.wait(60)
+    assert [(each.name, each.daemon, each.is_alive()) for each in found] == [("hvd-checkpoint", False, False)]
+    writer.wait(0)
+
+
+def test_an_error_is_raised_once_by_the_next_call(caplog):
+    writer = Writer()
+    writer.start(Path("/missing/file").read_bytes)
+    with pytest.raises(FileNotFoundError):
+        writer.wait(60)
+    assert "a checkpoint was not written: FileNotFoundError" in caplog.text
+    writer.wait(60)
+
+
+def test_a_write_that_does_not_end():
+    writer, end = Writer(), threading.Event()
+    writer.start(lambda: end.wait(60))
+    try:
+        with pytest.raises(CheckpointError, match="still being written after 0 s: look whether its storage answers"):
+            writer.wait(0)
+    finally:
+        end.set()
+    writer.wait(60)
+
+
+def test_arguments_of_a_note():
+    assert noted(np.int64(3), 2, np.float32(0.5), "max", [1]) == Note(3, 2, 0.5, "max", [1])
+    with pytest.raises(InvalidRequestError, match="mode='up' must be 'min' if a smaller metric is better, or 'max'"):
+        noted(1, None, None, "up")
+    with pytest.raises(InvalidRequestError, match=r"extra=\{1\} must be data that JSON can have"):
+        noted(1, None, None, "min", {1})
+
+
+@pytest.mark.parametrize(
+    ("step", "epoch", "metric"), [(-1, None, None), (1.5, None, None), (1, "a", None), (1, 1, "a")]
+)
+def test_arguments_that_are_no_numbers(step, epoch, metric):
+    with pytest.raises(InvalidRequestError, match="must be an integer of at least 0, an integer and a number"):
+        noted(step, epoch, metric, "min")
