@@ -45,7 +45,8 @@ def save(
     With ``background`` the state is copied at once, in host memory, and a thread writes it; a call first waits for the
     write before, at most ``timeout`` seconds, and raises its error.
 
-    Raises, on all ranks, InvalidRequestError for arguments of rank 0, and CheckpointError if it cannot write.
+    Raises, on all ranks, InvalidRequestError for arguments of rank 0, and CheckpointError if it cannot write;
+    HorovodInternalError when a rank is lost.
     """
     checkpoints.save(
         folder,

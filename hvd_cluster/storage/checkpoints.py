@@ -6,6 +6,7 @@ of it, and a shared file system serves one reader and not all of them.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -32,7 +33,8 @@ TIMEOUT = 600.0
 class Writer:
     """Runs one work at a time in the background, for one caller: each call first waits for the work before.
 
-    The thread is owned by this object, lives for one work, and ends with it. The interpreter waits for it at its end.
+    The thread is owned by this object, lives for one work, and ends with it. The end of the script waits for it, and so
+    does each call, for a bounded time.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,7 @@ class Writer:
 
     def start(self, work: Callable[[], None]) -> None:
         """Run ``work()`` from now on. Nothing else runs, because :meth:`wait` was called before."""
-        self._thread = threading.Thread(target=self._run, args=(work,), name="hvd-checkpoint", daemon=False)
+        self._thread = threading.Thread(target=self._run, args=(work,), name="hvd-checkpoint", daemon=True)
         self._thread.start()
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -70,8 +72,16 @@ class Writer:
             )
         self._thread = None
 
+    def end(self) -> None:
+        """Wait at the end of the script, for :data:`TIMEOUT` seconds; what is not written then is lost."""
+        try:
+            self.settle(TIMEOUT)
+        except CheckpointError as error:
+            logger.error("the script ends without its last checkpoint: %s", error)
+
 
 _writer = Writer()
+atexit.register(_writer.end)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ def save(
     With ``background`` the state is copied at once, in host memory, and a thread writes it; a call first waits for the
     write before, at most ``timeout`` seconds, and raises its error.
 
-    Raises, on all ranks, InvalidRequestError for arguments of rank 0, and CheckpointError if it cannot write.
+    Raises, on all ranks, InvalidRequestError for arguments of rank 0, and CheckpointError if it cannot write;
+    HorovodInternalError when a rank is lost.
     """
     own = None if optimizer is None else full_state_dict(optimizer)
     checkpoints.save(

@@ -47,7 +47,9 @@ def check_a_training_goes_on(folder):
 def check_other_variables(folder):
     hvd.checkpoint.save(folder, {"net": Net(1)}, step=1)
     for objects in ({"net": tf.Variable(1.0)}, {"other": Net(2)}, {"net": Net(2), "more": tf.Variable(1.0)}):
-        with pytest.raises(hvd.checkpoint.CheckpointError, match="-step-1.zip has 2 variables, but .* or others under"):
+        with pytest.raises(
+            hvd.checkpoint.CheckpointError, match=r"-step-1.zip has 2 variables, but .* or others under"
+        ):
             hvd.checkpoint.load(folder, objects)
     assert Net(2).weight[0, 0] == 2
 

@@ -139,7 +139,7 @@ def test_all_ranks_raise_the_same_error(ranks, tmp_path):
     for key, said in {
         "missing": "run has no checkpoint (it is empty, or does not exist); give the folder",
         "keep": "keep=0 must be an integer of at least 1, or None to keep all checkpoints",
-        "state": "rank 0 cannot make or read the checkpoint (AttributeError: 'int' object has no attribute 'state_dict')",
+        "state": "rank 0 cannot make or read the checkpoint (AttributeError: 'int' object has no attribute 'state_",
         "folder": "rank 0 cannot use the storage of the checkpoint (NotADirectoryError",
         "background": "rank 0 cannot use the storage of the checkpoint (NotADirectoryError",
         "part": "0000001-step-1.pt has no state of the optimizer; give it to hvd.checkpoint.save, or leave it out here",
