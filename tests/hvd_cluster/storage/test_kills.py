@@ -77,9 +77,11 @@ def _steps_before_kill(child, told, random):
 
 def without_renames(path):
     """A file has its name while it is written, as in some file systems of fsspec."""
+    pytest.importorskip("fsspec")
     return RemoteFolder(*open_fsspec(f"file://{path}", {}, ""), f"file://{path}")
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize(("kind", "kills"), [(LocalFolder, 200), (without_renames, 60)])
 def test_no_kill_loses_a_checkpoint_that_was_complete(tmp_path, kind, kills):
     chance, last, best = random.Random(7), 0, float("inf")
