@@ -11,7 +11,7 @@ require_neighbours()
 
 from collectives import VERSION as __version__  # noqa: E402
 from collectives import HorovodInternalError, HostsUpdatedInterrupt, facade  # noqa: E402
-from hvd_cluster.core.metrics import count_samples, metrics  # noqa: E402
+from hvd_cluster.reports.metrics_reader import count_samples, metrics  # noqa: E402
 
 if TYPE_CHECKING:
     from hvd_cluster.function_job import run

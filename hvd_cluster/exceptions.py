@@ -20,8 +20,10 @@ from collectives import (
     UnsupportedRequestError,
 )
 from executors import ExecutorError, PlacementError, RemoteError, StartTimeoutError, WorkerError
+from hvd_cluster.storage.folders import CheckpointError
 
 __all__ = [
+    "CheckpointError",
     "CollectiveTimeoutError",
     "DuplicateNameError",
     "EngineError",

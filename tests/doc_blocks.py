@@ -49,6 +49,14 @@ hvd.init()
 model = torch.nn.Linear(10, 1)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
 """,
+    "folder": HVD
+    + """
+import tempfile
+model = torch.nn.Linear(10, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+scratch = tempfile.TemporaryDirectory()
+folder = scratch.name
+""",
     "train": """
 def train(rate):
     import hvd_cluster.torch as hvd

@@ -13,6 +13,7 @@ from collectives import InvalidRequestError
 from hvd_cluster.core import basics
 from hvd_cluster.keras import variables
 from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.reports import MetricLogger
 
 Arrays = list[npt.NDArray[Any]]
 
@@ -120,6 +121,29 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return
         numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
         logs.update(_averages(allgather_object(numbers, "keras.logs")))
+
+
+class MetricLoggerCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """At the end of each epoch, logs the averages of all ranks to TensorBoard, to MLflow, or to both, from rank 0.
+
+    The step of a point is the epoch. ``samples`` is the number of samples in this rank's data, by which its metrics
+    count; 1 if all ranks have as many. The logs keep this rank's values: give :class:`MetricAverageCallback` to change
+    them. Other arguments, and what is raised, are those of ``hvd.MetricLogger``. All ranks give it.
+    """
+
+    def __init__(self, tensorboard: Any = None, mlflow: bool = False, prefix: str = "", samples: float = 1) -> None:
+        super().__init__()
+        self._curves = MetricLogger(tensorboard, mlflow, prefix)
+        self._samples = samples
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Average, and write. InvalidRequestError on all ranks if they do not have numbers of the same names."""
+        numbers = {name: float(value) for name, value in (logs or {}).items() if _is_number(value)}
+        self._curves.log(numbers, epoch, self._samples)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Close the files."""
+        self._curves.close()
 
 
 def _averages(everyone: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives import Operation, ReduceOp
+from hvd_cluster.core import seeds
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.gradients.compression import NoneCompressor
 from hvd_cluster.keras.backends import in_graph
@@ -90,3 +91,15 @@ def _array(value: Any) -> Array:
 
 def _tensor(value: Any) -> Any:
     return keras.ops.convert_to_tensor(value)
+
+
+def set_seed(seed: int, *, same: bool = False) -> int:
+    """Seed ``random``, NumPy, Keras and the framework below it. Returns the seed of this rank, below 2**32.
+
+    Each rank gets another seed, made of ``seed`` and its rank, or ``seed`` itself if it is the ``same`` on all ranks. A
+    run with the same seed and number of ranks draws the same numbers. Call it before layers are made: dropout and other
+    layers with a ``SeedGenerator`` take their seed then. Generators and workers that exist keep their state.
+    InvalidRequestError unless ``seed`` is an integer from 0 to 2**32 - 1, NotInitializedError before ``init()``, unless
+    it is the ``same``.
+    """
+    return seeds.set_seed(seed, same, keras.utils.set_random_seed)

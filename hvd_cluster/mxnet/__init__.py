@@ -12,11 +12,13 @@ except (ImportError, OSError) as _error:
     ) from _error
 
 from hvd_cluster.mxnet import mpi_ops as _mpi_ops
-from hvd_cluster.mxnet.functions import allgather_object, broadcast_object, broadcast_parameters
+from hvd_cluster.mxnet.functions import allgather_object, broadcast_object, broadcast_parameters, set_seed
 from hvd_cluster.mxnet.gradients import Compression
 from hvd_cluster.mxnet.mpi_ops import *  # noqa: F403
 from hvd_cluster.mxnet.optimizer import DistributedOptimizer
 from hvd_cluster.mxnet.trainer import DistributedTrainer
+from hvd_cluster.reports import MetricLogger, RankFilter, count_samples, metrics, print_once
 
 __all__ = ["Compression", "DistributedOptimizer", "DistributedTrainer", "allgather_object", "broadcast_object"]
-__all__ += ["broadcast_parameters", *_mpi_ops.__all__]
+__all__ += ["MetricLogger", "RankFilter", "broadcast_parameters", "count_samples", "metrics", "print_once", "set_seed"]
+__all__ += _mpi_ops.__all__

@@ -9,13 +9,13 @@ import mxnet as mx
 
 from collectives import InvalidRequestError
 from hvd_cluster.comparison.meeting import matched, refusing_list
-from hvd_cluster.core import basics
+from hvd_cluster.core import basics, seeds
 from hvd_cluster.core.process_sets import global_process_set
 from hvd_cluster.mxnet.arrays import Array, NDArray
 from hvd_cluster.mxnet.mpi_ops import broadcast_
 from hvd_cluster.ops.objects import allgather_object, broadcast_object
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
+__all__ = ["allgather_object", "broadcast_object", "broadcast_parameters", "set_seed"]
 
 Parameter = mx.gluon.Parameter
 PARAMETERS = (Mapping, getattr(mx.gluon, "ParameterDict", Mapping))  # MXNet 2 gives dicts
@@ -72,3 +72,14 @@ def _broadcast_later(parameter: Any, root_rank: int, name: str) -> None:
         broadcast_(parameter.data(), root_rank, name)
 
     parameter._init_impl = initialize_alike
+
+
+def set_seed(seed: int, *, same: bool = False) -> int:
+    """Seed ``random``, NumPy and MXNet, on all its devices. Returns the seed of this rank, below 2**32.
+
+    Each rank gets another seed, made of ``seed`` and its rank, or ``seed`` itself if it is the ``same`` on all ranks. A
+    run with the same seed and number of ranks draws the same numbers. Workers of a DataLoader that run keep their
+    state. InvalidRequestError unless ``seed`` is an integer from 0 to 2**32 - 1, NotInitializedError before ``init()``,
+    unless it is the ``same``.
+    """
+    return seeds.set_seed(seed, same, mx.random.seed)

@@ -12,8 +12,8 @@ except ModuleNotFoundError as error:
 
 from hvd_cluster.core.features import check_extension
 from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.core.metrics import count_samples, metrics
-from hvd_cluster.tensorflow import elastic
+from hvd_cluster.reports import MetricLogger, RankFilter, count_samples, metrics, print_once
+from hvd_cluster.tensorflow import checkpoint, elastic
 from hvd_cluster.tensorflow import mpi_ops as _mpi_ops
 from hvd_cluster.tensorflow import threads as _threads
 from hvd_cluster.tensorflow.compression import Compression
@@ -24,6 +24,7 @@ from hvd_cluster.tensorflow.functions import (
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,
+    set_seed,
 )
 from hvd_cluster.tensorflow.mpi_ops import *  # noqa: F403
 from hvd_cluster.tensorflow.optimizer.aggregation import (
@@ -41,7 +42,9 @@ __all__ = [
     "DistributedOptimizer",
     "LocalGradientAggregationHelper",
     "LocalGradientAggregationHelperEager",
+    "MetricLogger",
     "PartialDistributedGradientTape",
+    "RankFilter",
     "SyncBatchNormalization",  # noqa: F405  see __getattr__
     "allgather_object",
     "broadcast_global_variables",
@@ -49,9 +52,12 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "check_extension",
+    "checkpoint",
     "count_samples",
     "elastic",
     "metrics",
+    "print_once",
+    "set_seed",
 ]
 __all__ += _mpi_ops.__all__
 

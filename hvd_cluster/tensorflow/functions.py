@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from hvd_cluster.comparison.meeting import refusing_list, require_same
 from hvd_cluster.comparison.twins import model_of
+from hvd_cluster.core import seeds
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops import objects
 from hvd_cluster.tensorflow.errors import raised_by_tensorflow
@@ -21,6 +23,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "set_seed",
 ]
 
 
@@ -98,3 +101,21 @@ def allgather_object(
 ) -> list[Any]:
     """The objects of all members, in rank order. ``session`` is unused."""
     return objects.allgather_object(obj, name, process_set)
+
+
+def set_seed(seed: int, *, same: bool = False) -> int:
+    """Seed ``random``, NumPy, TensorFlow and, if it is imported, Keras. Returns the seed of this rank, below 2**32.
+
+    Each rank gets another seed, made of ``seed`` and its rank, or ``seed`` itself if it is the ``same`` on all ranks. A
+    run with the same seed and number of ranks draws the same numbers. Call it before layers and data sets are made:
+    those that exist keep their seeds, and so does each ``tf.random.Generator``; give a new one the result.
+    InvalidRequestError unless ``seed`` is an integer from 0 to 2**32 - 1, NotInitializedError before ``init()``, unless
+    it is the ``same``.
+    """
+    return seeds.set_seed(seed, same, _seed_tensorflow)
+
+
+def _seed_tensorflow(seed: int) -> None:
+    if "keras" in sys.modules:
+        tf.keras.utils.set_random_seed(seed)
+    tf.random.set_seed(seed)

@@ -12,10 +12,10 @@ except ModuleNotFoundError as error:
 from collectives import phases as _phases
 from hvd_cluster.core.features import check_extension
 from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.core.metrics import count_samples, metrics
 from hvd_cluster.gradients.compression import GradientCompressor
 from hvd_cluster.ops.objects import allgather_object, broadcast_object
-from hvd_cluster.torch import elastic
+from hvd_cluster.reports import MetricLogger, RankFilter, count_samples, metrics, print_once
+from hvd_cluster.torch import checkpoint, elastic
 from hvd_cluster.torch import kernels as _kernels
 from hvd_cluster.torch import mpi_ops as _mpi_ops
 from hvd_cluster.torch.functions import (
@@ -23,6 +23,7 @@ from hvd_cluster.torch.functions import (
     broadcast_parameters,
     clip_grad_norm_,
     full_state_dict,
+    set_seed,
 )
 from hvd_cluster.torch.mpi_ops import *  # noqa: F403
 from hvd_cluster.torch.optimizer import DistributedOptimizer
@@ -31,17 +32,22 @@ from hvd_cluster.torch.sync_batch_norm import SyncBatchNorm
 __all__ = [
     "DistributedOptimizer",
     "GradientCompressor",
+    "MetricLogger",
+    "RankFilter",
     "SyncBatchNorm",
     "allgather_object",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "check_extension",
+    "checkpoint",
     "clip_grad_norm_",
     "count_samples",
     "elastic",
     "full_state_dict",
     "metrics",
+    "print_once",
+    "set_seed",
 ]
 __all__ += _mpi_ops.__all__
 # Horovod shows these in mpi_ops only; each line on its own, because mypy reads nothing else.

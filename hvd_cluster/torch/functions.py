@@ -11,7 +11,7 @@ import torch
 
 from collectives import InvalidRequestError
 from hvd_cluster.comparison.meeting import matched, refusing_list
-from hvd_cluster.core import basics
+from hvd_cluster.core import basics, seeds
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.objects import allgather_object, broadcast_object
 from hvd_cluster.ops.structures import broadcast_structure, mapped, named, paired, plain
@@ -27,6 +27,7 @@ __all__ = [
     "broadcast_parameters",
     "clip_grad_norm_",
     "full_state_dict",
+    "set_seed",
 ]
 
 Parameters: TypeAlias = "Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]"
@@ -90,6 +91,19 @@ def full_state_dict(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> dic
     if isinstance(optimizer, ShardedOptimizer):
         return optimizer.state_dict_on(root_rank)
     return optimizer.state_dict() if basics.rank() == root_rank else None
+
+
+def set_seed(seed: int, *, same: bool = False) -> int:
+    """Seed ``random``, NumPy and torch, on the CPU and all GPUs. Returns the seed of this rank, below 2**32.
+
+    Each rank gets another seed, made of ``seed`` and its rank, or ``seed`` itself if it is the ``same`` on all ranks. A
+    run with the same seed and number of ranks draws the same numbers. Call it again after a reset of an elastic job,
+    where ranks change. Generators that exist keep their state: give ``torch.Generator().manual_seed(...)`` the result.
+    Workers that a DataLoader starts later get seeds from torch's, also for ``random`` and NumPy; algorithms stay as
+    deterministic as they were. InvalidRequestError unless ``seed`` is an integer from 0 to 2**32 - 1,
+    NotInitializedError before ``init()``, unless it is the ``same``.
+    """
+    return seeds.set_seed(seed, same, torch.manual_seed)
 
 
 def clip_grad_norm_(

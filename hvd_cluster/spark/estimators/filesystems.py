@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import posixpath
 import uuid
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
 from pyarrow import fs as pafs
 
+from hvd_cluster.storage.folders import is_uri, open_fsspec
+
 __all__ = ["is_uri", "open_filesystem", "write_file"]
 
 ARROW_SCHEMES = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 OBJECT_STORES = {"s3", "s3a", "gcs", "gs", "abfs", "abfss", "az", "adl"}
-
-
-def is_uri(path: str) -> bool:
-    """Whether ``path`` begins with a scheme."""
-    return "://" in path
 
 
 def open_filesystem(prefix: str, options: Mapping[str, Any] | None = None) -> tuple[pafs.FileSystem, str]:
@@ -40,18 +35,8 @@ def open_filesystem(prefix: str, options: Mapping[str, Any] | None = None) -> tu
 
 
 def _of_fsspec(prefix: str, scheme: str, options: Mapping[str, Any]) -> tuple[pafs.FileSystem, str]:
-    if find_spec("fsspec") is None:
-        why = "storage_options are given" if scheme in ARROW_SCHEMES else f"pyarrow knows no scheme {scheme!r}"
-        raise ValueError(
-            f"the store {prefix!r} needs fsspec, because {why}: pip install fsspec, and what it needs for {scheme}; or "
-            f"use a local path or one of {', '.join(sorted(ARROW_SCHEMES))}"
-        )
-    try:
-        filesystem, path = importlib.import_module("fsspec.core").url_to_fs(prefix, **options)
-    except (ValueError, ImportError) as error:
-        raise ValueError(
-            f"fsspec cannot open the store {prefix!r}: {error}; use another scheme, or install it"
-        ) from error
+    why = "storage_options are given" if scheme in ARROW_SCHEMES else f"pyarrow knows no scheme {scheme!r}"
+    filesystem, path = open_fsspec(prefix, options, why)
     return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), path
 
 

@@ -20,6 +20,7 @@ from hvd_cluster.spark.estimators.store import (
     LocalStore,
     Store,
 )
+from hvd_cluster.storage import folders
 
 
 @pytest.fixture(params=["local", "uri", "memory"])
@@ -119,7 +120,7 @@ def test_a_prefix_is_a_path(prefix):
 def test_a_scheme_that_nobody_knows(monkeypatch):
     with pytest.raises(ValueError, match="nonsense"):
         Store.create("nonsense://x").write_text("nonsense://x/y", "")
-    monkeypatch.setattr(filesystems, "find_spec", lambda name: None)
+    monkeypatch.setattr(folders, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs fsspec, because pyarrow knows no scheme 'sftp'"):
         filesystems.open_filesystem("sftp://host/x")
     with pytest.raises(ValueError, match="needs fsspec, because storage_options are given"):

@@ -1,0 +1,1 @@
+"""tests.hvd_cluster.reports"""
