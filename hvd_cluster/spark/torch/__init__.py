@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 from collectives import facade
 
 if TYPE_CHECKING:
-    from hvd_cluster.spark.torch.callbacks import EarlyStopping, FitCallback, SchedulerCallback
+    from hvd_cluster.spark.torch.callbacks import EarlyStopping, FitCallback
     from hvd_cluster.spark.torch.estimator import TorchEstimator
+    from hvd_cluster.spark.torch.learning_rates import SchedulerCallback
     from hvd_cluster.spark.torch.model import TorchModel
 else:
     __getattr__ = facade(
         __name__,
         {
-            "callbacks": "EarlyStopping FitCallback SchedulerCallback",
+            "callbacks": "EarlyStopping FitCallback",
             "estimator": "TorchEstimator",
+            "learning_rates": "SchedulerCallback",
             "model": "TorchModel",
         },
     )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from collectives import override
-from hvd_cluster.core import basics
 from hvd_cluster.spark.estimators.history import has_stalled
-from hvd_cluster.spark.torch.learning_rates import scale_optimizers, scale_schedulers
 
-__all__ = ["EarlyStopping", "FitCallback", "SchedulerCallback"]
+__all__ = ["EarlyStopping", "FitCallback"]
 
 
 class FitCallback:
@@ -69,54 +66,3 @@ class EarlyStopping(FitCallback):
         self.check(self._monitor in history[-1])
         losses = [record[self._monitor]["loss"] for record in history if self._monitor in record]
         self.stop_training = has_stalled(losses, self._patience, self._min_delta)
-
-
-class SchedulerCallback(FitCallback):
-    """Moves the learning rate by a scheduler of torch, once after each epoch.
-
-    Args:
-        make: a function from the optimizer to its scheduler, as ``lambda optimizer: StepLR(optimizer, 5)``. One that
-            has ``metrics`` in its ``step()``, as ReduceLROnPlateau, gets the loss of validation, or else of training.
-    """
-
-    def __init__(self, make: Callable[[torch.optim.Optimizer], Any]) -> None:
-        self._make = make
-        self._scheduler: Any = None
-
-    @override
-    def on_train_begin(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, history: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Make the scheduler; where a training goes on, it is as after the epochs of ``history``.
-
-        ``make`` sees the learning rates of the user; afterwards those of the scheduler are multiplied, too.
-        """
-        size = basics.size() if basics.is_initialized() else 1
-        scale_optimizers([optimizer], 1 / size)
-        self._make_scheduler(optimizer, history)
-        scale_optimizers([optimizer], size)
-        scale_schedulers([self._scheduler], size)
-
-    def _make_scheduler(self, optimizer: torch.optim.Optimizer, history: Sequence[Mapping[str, Any]]) -> None:
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = group.get("initial_lr", group["lr"])
-        self._scheduler = self._make(optimizer)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the optimizer has made no step since
-            for record in history:
-                self._step(record)
-        if history:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-
-    @override
-    def on_epoch_end(self, epoch: int, history: Sequence[Mapping[str, Any]]) -> None:
-        """Let it step."""
-        self._step(history[-1])
-
-    def _step(self, record: Mapping[str, Any]) -> None:
-        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            self._scheduler.step(record.get("validation", record["train"])["loss"])
-        else:
-            self._scheduler.step()

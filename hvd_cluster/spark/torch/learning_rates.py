@@ -1,4 +1,4 @@
-"""Learning rates times the number of ranks, in optimizers of torch and in their schedulers.
+"""Learning rates times the number of ranks, in optimizers of torch and in their schedulers, and a callback for these.
 
 A step of all ranks uses as many batches as there are ranks, so it may be as many times longer. What the user sees after
 the training, and what a checkpoint has, are the rates without that factor: another fit may have more ranks, or fewer.
@@ -6,9 +6,15 @@ the training, and what a checkpoint has, are the rates without that factor: anot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from collectives import override
+from hvd_cluster.core import basics
+from hvd_cluster.spark.torch.callbacks import FitCallback
 from hvd_cluster.spark.torch.payload import on_cpu
 
 RATES = frozenset(
@@ -53,3 +59,54 @@ def scaled_state(state: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """The ``state_dict()`` of an optimizer, on the CPU, with its learning rates times ``factor``."""
     found: dict[str, Any] = on_cpu(state)
     return {**found, "param_groups": scaled_rates(found["param_groups"], factor)}
+
+
+class SchedulerCallback(FitCallback):
+    """Moves the learning rate by a scheduler of torch, once after each epoch.
+
+    Args:
+        make: a function from the optimizer to its scheduler, as ``lambda optimizer: StepLR(optimizer, 5)``. One that
+            has ``metrics`` in its ``step()``, as ReduceLROnPlateau, gets the loss of validation, or else of training.
+    """
+
+    def __init__(self, make: Callable[[torch.optim.Optimizer], Any]) -> None:
+        self._make = make
+        self._scheduler: Any = None
+
+    @override
+    def on_train_begin(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, history: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Make the scheduler; where a training goes on, it is as after the epochs of ``history``.
+
+        ``make`` sees the learning rates of the user; afterwards those of the scheduler are multiplied, too.
+        """
+        size = basics.size() if basics.is_initialized() else 1
+        scale_optimizers([optimizer], 1 / size)
+        self._make_scheduler(optimizer, history)
+        scale_optimizers([optimizer], size)
+        scale_schedulers([self._scheduler], size)
+
+    def _make_scheduler(self, optimizer: torch.optim.Optimizer, history: Sequence[Mapping[str, Any]]) -> None:
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("initial_lr", group["lr"])
+        self._scheduler = self._make(optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the optimizer has made no step since
+            for record in history:
+                self._step(record)
+        if history:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    @override
+    def on_epoch_end(self, epoch: int, history: Sequence[Mapping[str, Any]]) -> None:
+        """Let it step."""
+        self._step(history[-1])
+
+    def _step(self, record: Mapping[str, Any]) -> None:
+        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self._scheduler.step(record.get("validation", record["train"])["loss"])
+        else:
+            self._scheduler.step()

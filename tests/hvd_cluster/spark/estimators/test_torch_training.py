@@ -17,7 +17,8 @@ import hvd_cluster.torch as hvd  # noqa: E402
 from hvd_cluster.spark.estimators.run import RunFolder  # noqa: E402
 from hvd_cluster.spark.estimators.store import Store  # noqa: E402
 from hvd_cluster.spark.torch.batches import BatchLayout  # noqa: E402
-from hvd_cluster.spark.torch.callbacks import EarlyStopping, FitCallback, SchedulerCallback  # noqa: E402
+from hvd_cluster.spark.torch.callbacks import EarlyStopping, FitCallback  # noqa: E402
+from hvd_cluster.spark.torch.learning_rates import SchedulerCallback  # noqa: E402
 from hvd_cluster.spark.torch.payload import checkpoint_of, packed  # noqa: E402
 from hvd_cluster.spark.torch.training import TorchFit, train  # noqa: E402
 
