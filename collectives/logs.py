@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("collectives", "executors", "hvd_cluster")
+"""A wheel has the first two below the third: see ``scripts/wheel_layout.py``."""
+LOGGERS = tuple(package for package in PACKAGES if not any(package.startswith(f"{other}.") for other in PACKAGES))
 LOG_LEVELS = {
     "trace": logging.DEBUG,
     "debug": logging.DEBUG,
@@ -25,7 +27,7 @@ LOG_LEVELS = {
 }
 LETTERS = {"DEBUG": "D", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": "F"}
 SHOWN_TENSORS = 3
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def configure(level: str, hide_time: bool, identity: Identity) -> None:
     """Let our loggers write records of at least ``level``, in lines that name ``identity``; may be called again."""
     if not _rename(LOG_LEVELS[level], hide_time, identity):
         handler = _Fallback(hide_time, identity)
-        for package in PACKAGES:
+        for package in LOGGERS:
             logger = logging.getLogger(package)
             logger.setLevel(LOG_LEVELS[level])
             for old in _fallbacks(logger):
@@ -118,7 +120,7 @@ def _rename(level: int, hide_time: bool, identity: Identity) -> bool:
 
     A new level makes every logger of the process forget what it knows about levels, which takes longer than the rest.
     """
-    loggers = [logging.getLogger(package) for package in PACKAGES]
+    loggers = [logging.getLogger(package) for package in LOGGERS]
     handlers = [handler for logger in loggers for handler in _fallbacks(logger)]
     is_same = len(handlers) == len(loggers) and all(handler.hide_time == hide_time for handler in handlers)
     if not is_same or any(logger.level != level for logger in loggers):

@@ -23,8 +23,8 @@ SHOWN_FRAMES = 3
 THREAD_CLOCK = 6
 """The kind of the clock of a thread, in the number of a clock: clock_getcpuclockid(3) is unsafe for one that ends."""
 KERAS = f"{os.sep}keras{os.sep}src{os.sep}"
-_ROOT = Path(__file__).resolve().parents[2]
-_OURS = tuple(f"{_ROOT / package}{os.sep}" for package in PACKAGES)
+_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
+_OURS = tuple(f"{_ROOT / package.replace('.', os.sep)}{os.sep}" for package in PACKAGES)
 _LIBRARIES = tuple({f"{sysconfig.get_paths()[kind]}{os.sep}" for kind in ("stdlib", "platstdlib")})
 _INSTALLED = ("site-packages", "dist-packages")
 

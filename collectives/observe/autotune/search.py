@@ -15,7 +15,7 @@ from typing import IO, Any
 
 LIBRARY = "bayes_opt"
 PROGRAM = "collectives.observe.autotune.searcher"
-ROOT = str(Path(__file__).parents[3])
+ROOT = str(Path(__file__).parents[__name__.count(".")])
 NICENESS = "19"
 """Training has the cores first."""
 END_SECONDS = 2.0
