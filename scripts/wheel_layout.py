@@ -18,7 +18,7 @@ from setuptools.command.egg_info import egg_info
 HOME = "hvd_cluster"
 MOVED = ("collectives", "executors")
 _NAMES = "|".join(MOVED)
-# "import collectives.api" would bind another name afterwards, so our code has no import of that form.
+# "import executors.agents.spark" binds another name afterwards, so no code of ours uses the name.
 IMPORT = re.compile(rf"\b(from|import) ({_NAMES})\b(?=[. ])")
 QUOTED = re.compile(rf"""(["'])({_NAMES})(?=[."'])""")
 

@@ -9,8 +9,8 @@ A name loads at its first use: a worker reads rows without the parts that start 
 
 from typing import TYPE_CHECKING
 
+import executors.agents.spark  # noqa: F401  says how to install PySpark where it is missing
 from collectives import facade
-from executors.agents import spark as _spark  # noqa: F401  says how to install PySpark where it is missing
 
 if TYPE_CHECKING:
     from hvd_cluster.spark.dataframe import run_on_dataframe
