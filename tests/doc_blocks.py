@@ -76,7 +76,7 @@ def _all():
     for page in PAGES:
         for number, (key, value, code) in enumerate(BLOCK.findall(page.read_text()), 1):
             place = value if key == "run" else PREAMBLE_PLACES.get(value, "ranks")
-            yield Block(f"{page.name}:{number}", place, PREAMBLES[value] + code if key == "with" else code)
+            yield Block(f"{page.relative_to(ROOT)}:{number}", place, PREAMBLES[value] + code if key == "with" else code)
 
 
 def execute(block, **names):
