@@ -29,6 +29,10 @@ PAGES = {**MARKDOWN, **EXAMPLES, "LICENSE": "license.md"}
 """File of the repository -> page of the site; those of docs/ are pages under their own names."""
 
 FILES = {page: file for file, page in PAGES.items()}
+ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):(?=<code>)")
+"""What is in front of a name in a docstring, which is no Markdown."""
+LITERAL = re.compile(r"<p>::</p>|(?<=:):(?=</p>)")
+"""The marks of code in a docstring; its indentation is enough for Markdown."""
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 
@@ -74,3 +78,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Before MkDocs checks the links of the page."""
     return rewrite_links(markdown, page.file.src_uri)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Without the marks of docstrings, in the pages that come from them."""
+    if not page.file.src_uri.startswith("reference/"):
+        return html
+    return LITERAL.sub("", ROLE.sub("", html))
