@@ -22,7 +22,7 @@ MARKDOWN = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security.md",
+    "SECURITY.md": "security-policy.md",
 }
 EXAMPLES = {f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").glob("*.py"))}
 PAGES = {**MARKDOWN, **EXAMPLES, "LICENSE": "license.md"}
