@@ -28,6 +28,9 @@ EXAMPLES = {f"examples/{path.name}": f"examples/{path.stem}.md" for path in sort
 PAGES = {**MARKDOWN, **EXAMPLES, "LICENSE": "license.md"}
 """File of the repository -> page of the site; those of docs/ are pages under their own names."""
 
+WIDE = ("index.md", "migration/")
+"""Pages without lists at their sides: an introduction, or two scripts side by side."""
+
 FILES = {page: file for file, page in PAGES.items()}
 ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):(?=<code>)")
 """What is in front of a name in a docstring, which is no Markdown."""
@@ -77,6 +80,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Before MkDocs checks the links of the page."""
+    if page.file.src_uri.startswith(WIDE):
+        page.meta["hide"] = ["navigation", "toc"]
     return rewrite_links(markdown, page.file.src_uri)
 
 

@@ -6,7 +6,7 @@ A comment in front of a block says so, ``<!-- run: spark -->`` or ``<!-- with: m
   ``launcher`` (once, in a process that starts ranks), ``ray``, ``trainer`` (with Ray, too), ``spark``, ``estimator``
   (on Spark, with an estimator), ``fitted`` (on Spark, with a fitted model), ``shard`` or ``keras`` (in one process,
   with a shard of rows), ``service`` (in one process, beside a data service), ``mxnet`` (in one process, with MXNet), or
-  ``typed`` (saved under the name that the page gives, for the commands of the page; see tests/test_typed.py).
+  ``typed`` (saved under the name that the page gives, for the commands of the page; see tests/typed.py).
 * ``with`` names what of PREAMBLES goes before it.
 """
 

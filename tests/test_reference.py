@@ -9,7 +9,7 @@ from tests.doc_blocks import ROOT
 from tests.reference_pages import FLAGS, flags_page
 
 ERRORS = (ROOT / "docs" / "reference" / "errors.md").read_text()
-ROWS = {name: bases for name, bases in re.findall(r"^\| `(\w+)` \| (.*?) \|", ERRORS, re.MULTILINE)}
+ROWS = {name: bases for name, bases in re.findall(r"^\| `(\w+)`: (.*?) \|", ERRORS, re.MULTILINE)}
 CLASSES = {name: each for name in exceptions.__all__ if isinstance(each := getattr(exceptions, name), type)}
 
 
@@ -29,7 +29,7 @@ def test_a_row_has_the_bases_of_the_class(name):
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_tells_no_attribute_that_the_class_lacks(name):
     """Those of the text are of the class, or set by its constructor."""
-    meaning = re.search(rf"^\| `{name}` \| .*? \| (.*?) \| ", ERRORS, re.MULTILINE)[1]
+    meaning = re.search(rf"^\| `{name}`: .*? \| (.*?) \| ", ERRORS, re.MULTILINE)[1]
     written = getattr(getattr(CLASSES[name].__init__, "__code__", None), "co_names", ())
     named = [each for each in re.findall(r"`([a-z_]+)`", meaning) if not each.startswith("__")]
     assert not [each for each in named if not hasattr(CLASSES[name], each) and each not in written]
