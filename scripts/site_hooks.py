@@ -45,6 +45,8 @@ def rewrite_links(markdown: str, page: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         file = os.path.normpath(os.path.join(os.path.dirname(source), match[2]))
+        if file not in PAGES and not file.startswith(DOCS):
+            return match[0]  # MkDocs will say that there is no such page
         target = PAGES.get(file, file.removeprefix(DOCS))
         return match[1] + os.path.relpath(target, os.path.dirname(page) or ".") + match[3]
 
