@@ -71,7 +71,7 @@ def test_every_block_has_a_place_where_it_is_run():
     assert len(blocks(*PLACES)) == sum(page.read_text().count("```python") for page in PAGES) > 12
 
 
-@pytest.mark.parametrize("page", (ROOT / "docs").rglob("*.md"), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_first_sentence_of_a_page_says_for_whom_it_is(page):
     assert re.match(r"# .*\n\nFor [^\n]+", page.read_text())
 
