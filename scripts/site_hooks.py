@@ -28,8 +28,8 @@ EXAMPLES = {f"examples/{path.name}": f"examples/{path.stem}.md" for path in sort
 PAGES = {**MARKDOWN, **EXAMPLES, "LICENSE": "license.md"}
 """File of the repository -> page of the site; those of docs/ are pages under their own names."""
 
-WIDE = ("index.md", "migration/")
-"""Pages without lists at their sides: an introduction, or two scripts side by side."""
+SIDE_BY_SIDE = '<div class="grid" markdown>'
+"""Begins two blocks of code that need the width of the page."""
 
 FILES = {page: file for file, page in PAGES.items()}
 ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):(?=<code>)")
@@ -56,6 +56,8 @@ def rewrite_links(markdown: str, page: str) -> str:
 def page_of(file: str) -> str:
     """The Markdown of the page for ``file``, a key of PAGES."""
     text = (ROOT / file).read_text()
+    if file == "README.md":
+        return f"---\nhide: [navigation]\n---\n\n{text}"
     if file in MARKDOWN:
         return text
     if file in EXAMPLES:
@@ -82,7 +84,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Before MkDocs checks the links of the page."""
-    if page.file.src_uri.startswith(WIDE):
+    if SIDE_BY_SIDE in markdown:
         page.meta["hide"] = ["navigation", "toc"]
     return rewrite_links(markdown, page.file.src_uri)
 

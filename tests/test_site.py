@@ -49,4 +49,4 @@ def test_each_example_is_a_page_with_its_code(hooks):
 
 
 def test_the_front_page_is_the_readme(hooks):
-    assert hooks.page_of("README.md") == (ROOT / "README.md").read_text()
+    assert hooks.page_of("README.md").endswith((ROOT / "README.md").read_text())
