@@ -12,12 +12,14 @@ SMOKE_VERSIONS = 3.10 3.13
 
 BENCHMARKS = allreduce operations training parameters commits defaults rounds elastic idle memory traffic simulation ray_train spark_ingest spark_transform spark_fit
 
-.PHONY: help demo examples mxnet test check pytest test-pygloo test-mxnet smoke benchmarks environment clean
+.PHONY: help demo docs docs-serve examples mxnet test check pytest test-pygloo test-mxnet smoke benchmarks environment clean
 
 help:
 	@echo "make demo          train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
 	@echo "make examples      all of examples/, each in less than a minute on two cores"
 	@echo "make mxnet         the examples of MXNet, in an environment of its own"
+	@echo "make docs          the site of docs/ in build/site, in an environment of its own; its links are checked"
+	@echo "make docs-serve    the same in a browser, anew after each change"
 	@echo "make test          ruff, mypy and pytest; the tests of MXNet, and of pygloo where there is a Python 3.10"
 	@echo "make check         ruff and mypy; a part of make test"
 	@echo "make pytest        pytest; a part of make test"
@@ -61,6 +63,12 @@ examples: environment
 mxnet:
 	@scripts/mxnet '$(VENV)' hvdrun -np 2 python examples/mxnet_mnist_gluon.py
 	@scripts/mxnet '$(VENV)' hvdrun -np 2 --horovod-alias python examples/mxnet_mnist_module.py
+
+docs:
+	@scripts/site '$(VENV)' build
+
+docs-serve:
+	@scripts/site '$(VENV)' serve
 
 test: check pytest test-pygloo test-mxnet
 

@@ -5,7 +5,8 @@ A comment in front of a block says so, ``<!-- run: spark -->`` or ``<!-- with: m
 * ``run`` is where: ``ranks`` (the default: in both ranks of a world of two), ``tensorflow`` (in those of another),
   ``launcher`` (once, in a process that starts ranks), ``ray``, ``trainer`` (with Ray, too), ``spark``, ``estimator``
   (on Spark, with an estimator), ``fitted`` (on Spark, with a fitted model), ``shard`` or ``keras`` (in one process,
-  with a shard of rows), ``service`` (in one process, beside a data service), or ``mxnet`` (in one process, with MXNet).
+  with a shard of rows), ``service`` (in one process, beside a data service), ``mxnet`` (in one process, with MXNet), or
+  ``typed`` (saved under the name that the page gives, for the commands of the page; see tests/typed.py).
 * ``with`` names what of PREAMBLES goes before it.
 """
 
@@ -29,6 +30,7 @@ PLACES = (
     "keras",
     "service",
     "mxnet",
+    "typed",
 )
 HVD = """
 import torch
@@ -84,7 +86,7 @@ def _all():
     for page in PAGES:
         for number, (key, value, code) in enumerate(BLOCK.findall(page.read_text()), 1):
             place = value if key == "run" else PREAMBLE_PLACES.get(value, "ranks")
-            yield Block(f"{page.name}:{number}", place, PREAMBLES[value] + code if key == "with" else code)
+            yield Block(f"{page.relative_to(ROOT)}:{number}", place, PREAMBLES[value] + code if key == "with" else code)
 
 
 def execute(block, **names):

@@ -71,7 +71,12 @@ def test_every_block_has_a_place_where_it_is_run():
     assert len(blocks(*PLACES)) == sum(page.read_text().count("```python") for page in PAGES) > 12
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_first_sentence_of_a_page_says_for_whom_it_is(page):
+    assert re.match(r"# .*\n\nFor [^\n]+", page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page):
     links = [(page.parent / file, heading) for file, heading in LINK.findall(page.read_text()) if "://" not in file]
     assert not [file for file, _ in links if not file.exists()]
@@ -90,7 +95,7 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_sections_that_a_page_mentions_exist(page):
     for section, other in SECTION.findall(page.read_text()):
         headings = (ROOT / "docs" / f"{other}.md").read_text()
