@@ -13,6 +13,7 @@ from types import TracebackType
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
+_jitter = random.Random()  # not that of the module: a script that has seeded it expects the same numbers in each run
 
 
 def attempts(seconds: float, wait: Callable[[float], object] = time.sleep) -> Iterator[float]:
@@ -24,7 +25,7 @@ def attempts(seconds: float, wait: Callable[[float], object] = time.sleep) -> It
     deadline, pause = time.monotonic() + seconds, FIRST_PAUSE
     yield seconds
     while time.monotonic() + pause < deadline:
-        wait(pause * random.uniform(0.5, 1.0))
+        wait(pause * _jitter.uniform(0.5, 1.0))
         pause = min(2 * pause, LONGEST_PAUSE)
         yield max(0.0, deadline - time.monotonic())
 

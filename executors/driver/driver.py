@@ -129,7 +129,7 @@ class Driver:
         self._job = job
         self._agents = agents
         self._start_timeout = start_timeout
-        self._membership = Membership(limits, random.random)
+        self._membership = Membership(limits, random.Random().random)
         self._deaths = Deaths(limits, self._membership)
         self._worlds = WorldHistory()
         self._slots: dict[str, int] = {}

@@ -1,5 +1,6 @@
 """Attempts at what did not work, on a clock that goes on only in the pauses."""
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -38,3 +39,10 @@ def test_not_all_ranks_come_at_once(pauses):
 
 def test_there_is_always_one(pauses):
     assert list(attempts(0.0, pauses.append)) == [0.0]
+
+
+def test_the_numbers_of_a_script_stay_the_same(pauses):
+    state = random.getstate()
+    for _ in attempts(5.0, pauses.append):
+        pass
+    assert random.getstate() == state

@@ -42,7 +42,7 @@ class Withdrawal:
         discovery: Discovery,
         least: int,
         seconds: float,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.Random().random,
     ) -> None:
         self._workers = workers
         self._discovery = discovery
