@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 # Jobs that take back all their workers at the same time try again at different times.
 MOST_PAUSE_S = 10.0
 
+JITTER = random.Random()
+
 
 class RunningWorkers(Protocol):
     """The workers of the job that have not ended."""
@@ -42,7 +44,7 @@ class Withdrawal:
         discovery: Discovery,
         least: int,
         seconds: float,
-        jitter: Callable[[], float] = random.Random().random,
+        jitter: Callable[[], float] = JITTER.random,
     ) -> None:
         self._workers = workers
         self._discovery = discovery
