@@ -1,4 +1,4 @@
-"""What the site has besides docs/: README is its front page, and each example is a page. See mkdocs.yml.
+"""The pages of the site besides those of docs/: README is its front page, and each example is a page. See mkdocs.yml.
 
 Pages link to files of the repository, such as ``../examples/digits.py``, which works where the repository is shown. The
 hooks turn these links into links to the pages.
@@ -33,7 +33,7 @@ SIDE_BY_SIDE = '<div class="grid" markdown>'
 
 FILES = {page: file for file, page in PAGES.items()}
 ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):(?=<code>)")
-"""What is in front of a name in a docstring, which is no Markdown."""
+"""The role in front of a name in a docstring, which is no Markdown."""
 LITERAL = re.compile(r"<p>::</p>|(?<=:):(?=</p>)")
 """The marks of code in a docstring; its indentation is enough for Markdown."""
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")

@@ -1,4 +1,4 @@
-"""What a script tells about its training: metrics of all ranks, their curves, and lines of one rank. For all bindings.
+"""Reports of a script about its training: metrics of all ranks, their curves, and lines of one rank. For all bindings.
 
 Names that are used seldom are loaded at their first use.
 """

@@ -17,7 +17,7 @@ ONE = "values"
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a rank sends. ``names`` are those of a dict, None for one number; ``problem`` is why it has nothing."""
+    """The message of a rank. ``names`` are those of a dict, None for one number; ``problem`` is why it has nothing."""
 
     samples: float = 0.0
     names: tuple[str, ...] | None = None

@@ -17,7 +17,7 @@ from collectives import InvalidRequestError, override
 
 Data: TypeAlias = "bytes | memoryview"
 DRAFT = ".draft-"
-"""What the name of a file begins with while it is written."""
+"""The beginning of the name of a file while it is written."""
 
 
 class CheckpointError(RuntimeError):

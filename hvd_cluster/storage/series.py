@@ -27,7 +27,7 @@ _NAME = re.compile(rf"(?:{re.escape(DRAFT)})?(\d{{7,}})-step-\d+\.\w+")
 
 @dataclass(frozen=True)
 class Note:
-    """What is known of a checkpoint besides its data. ``metric`` tells which is the best, by ``mode``, min or max."""
+    """The facts about a checkpoint besides its data. ``metric`` tells which is the best, by ``mode``, min or max."""
 
     step: int
     epoch: int | None = None

@@ -143,7 +143,7 @@ def in_a_list(value: Any) -> Any:
 
 
 def checked_batch_size(value: object) -> int | None:
-    """Raises ValueError for numbers below 1, TypeError for what is no number."""
+    """Raises ValueError for numbers below 1, TypeError for other values than numbers."""
     return None if value is None else check_integer(value, "transform_batch_size", 1)
 
 
