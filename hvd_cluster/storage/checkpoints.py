@@ -86,7 +86,7 @@ atexit.register(_writer.end)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint: ``step``, ``epoch``, ``metric`` and ``extra`` as they were saved, None where there were none.
+    """One that was loaded: ``step``, ``epoch``, ``metric`` and ``extra`` as they were saved, None where there were none.
 
     ``path`` is that of the file on rank 0.
     """
