@@ -86,7 +86,7 @@ atexit.register(_writer.end)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that was loaded: ``step``, ``epoch``, ``metric`` and ``extra`` as they were saved, None where there were none.
+    """The ``step``, ``epoch``, ``metric`` and ``extra`` that were saved with a checkpoint, None where there were none.
 
     ``path`` is that of the file on rank 0.
     """
