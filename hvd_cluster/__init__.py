@@ -5,7 +5,7 @@ The bindings are modules of their own: ``hvd_cluster.torch``, ``hvd_cluster.ray`
 
 from typing import TYPE_CHECKING
 
-from hvd_cluster.neighbours import require_neighbours
+from hvd_cluster.imports import require_neighbours
 
 require_neighbours()
 

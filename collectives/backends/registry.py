@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 from collectives.api import Parameters, SettingsError, Topology
 from collectives.backends.base import Backend, Bootstrap, Group
-from collectives.backends.gloo.bootstrap import GlooBootstrap
-from collectives.backends.gloo.library import import_torch
 from collectives.backends.hierarchical.backend import CROSS, FLAT, LOCAL, HierarchicalBackend, HierarchicalBootstrap
-from collectives.backends.pygloo.bootstrap import PyglooBootstrap, require_pygloo
 from collectives.cores import Cores
 from collectives.net.interfaces import LOOPBACK
 from collectives.settings import CPU_OPERATIONS, Settings
@@ -22,6 +19,9 @@ from collectives.settings import CPU_OPERATIONS, Settings
 
 def preload_gloo() -> str:
     """The name of the binding, which is ready for use then; ImportError with the remedy where there is none."""
+    from collectives.backends.gloo.library import import_torch
+    from collectives.backends.pygloo.bootstrap import require_pygloo
+
     try:
         import_torch()
     except ImportError:
@@ -37,6 +37,9 @@ def preload_gloo() -> str:
 
 def join_gloo(group: Group, timeout: float, address: str) -> Bootstrap:
     """The bootstrap of the binding. Raises the errors of GlooBootstrap and PyglooBootstrap."""
+    from collectives.backends.gloo import GlooBootstrap
+    from collectives.backends.pygloo.bootstrap import PyglooBootstrap
+
     return (GlooBootstrap if preload_gloo() == "torch" else PyglooBootstrap)(group, timeout, address)
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hvd_cluster import __version__
-from hvd_cluster.cli.check_build import build_summary
 from hvd_cluster.cli.config_file import read_config
 from hvd_cluster.cli.flags import CONTROLLERS, GROUPS, Flag
 from hvd_cluster.cli.values import Parse, count
@@ -95,6 +94,8 @@ class _Parser(argparse.ArgumentParser):
 
 class _CheckBuild(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
+        from hvd_cluster.cli.check_build import build_summary  # with NumPy, which no launch needs
+
         sys.stdout.write(build_summary())
         parser.exit()
 

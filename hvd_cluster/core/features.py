@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from collectives import InvalidRequestError, mpi_library, nccl_bootstrap, registry
+from collectives import InvalidRequestError, mpi_library
 from hvd_cluster.core import basics
 
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
@@ -51,6 +51,8 @@ def mpi_threads_supported() -> bool:
 
 def gloo_built() -> bool:
     """Whether ranks on different hosts can talk through Gloo: true if torch with Gloo is installed, or pygloo."""
+    from collectives import registry
+
     try:
         registry.preload_gloo()
     except ImportError:
@@ -65,6 +67,8 @@ def gloo_enabled() -> bool:
 
 def nccl_built() -> int:
     """The version of NCCL with which operations run on tensors on GPUs, such as 22105; 0 where this host cannot."""
+    from collectives import nccl_bootstrap
+
     return 0 if nccl_bootstrap.unavailable() else nccl_bootstrap.load().version
 
 
@@ -80,6 +84,8 @@ def ccl_built() -> bool:
 
 def cuda_built() -> bool:
     """Whether operations accept tensors on a CUDA device: true where this host has a GPU, cupy and NCCL."""
+    from collectives import nccl_bootstrap
+
     return not nccl_bootstrap.unavailable()
 
 

@@ -25,7 +25,6 @@ from collectives import (
     ShutDownError,
     Topology,
     World,
-    registry,
 )
 from executors import PATIENCE_SECONDS, Answer, Member, Published, Report, WorkerIdentity, WorldCall
 
@@ -91,6 +90,8 @@ class Worlds:
         if identity is None or world.rendezvous is None:
             return None
         if world.rendezvous[0] != LOOPBACK:  # ranks of other hosts may join
+            from collectives import registry
+
             registry.preload(settings)
         client = RendezvousClient(*world.rendezvous, settings.secret, settings.timeouts.connect)
         worlds = cls(identity, world, client, settings.timeouts.connect, engine)

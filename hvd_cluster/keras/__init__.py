@@ -3,16 +3,14 @@
 It imports no framework but the one that Keras uses, and that only when it is needed.
 """
 
-try:
-    import keras as _keras
-except ModuleNotFoundError as error:
-    if error.name != "keras":
-        raise
-    raise ImportError('hvd_cluster.keras needs Keras 3: pip install "hvd-cluster[tensorflow]"') from error
+from hvd_cluster.imports import binding_of as _binding_of
 
-from hvd_cluster.keras import callbacks, common, elastic
-from hvd_cluster.keras.common import *  # noqa: F403
-from hvd_cluster.keras.optimizer import DistributedOptimizer
+with _binding_of("keras", "Keras 3", "tensorflow"):
+    import keras as _keras
+
+    from hvd_cluster.keras import callbacks, common, elastic
+    from hvd_cluster.keras.common import *  # noqa: F403
+    from hvd_cluster.keras.optimizer import DistributedOptimizer
 
 __all__ = ["DistributedOptimizer", "callbacks", "elastic"]
 __all__ += common.__all__

@@ -3,37 +3,35 @@
 import os as _os
 from typing import Any as _Any
 
-try:
-    import tensorflow as _tensorflow  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "tensorflow":
-        raise
-    raise ImportError('hvd_cluster.tensorflow needs TensorFlow: pip install "hvd-cluster[tensorflow]"') from error
+from hvd_cluster.imports import binding_of as _binding_of
 
-from hvd_cluster.core.features import check_extension
-from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.reports import MetricLogger, RankFilter, count_samples, metrics, print_once
-from hvd_cluster.tensorflow import checkpoint, elastic
-from hvd_cluster.tensorflow import mpi_ops as _mpi_ops
-from hvd_cluster.tensorflow import threads as _threads
-from hvd_cluster.tensorflow.compression import Compression
-from hvd_cluster.tensorflow.functions import (
-    BroadcastGlobalVariablesHook,
-    allgather_object,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-    set_seed,
-)
-from hvd_cluster.tensorflow.mpi_ops import *  # noqa: F403
-from hvd_cluster.tensorflow.optimizer.aggregation import (
-    LocalGradientAggregationHelper,
-    LocalGradientAggregationHelperEager,
-)
-from hvd_cluster.tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
-from hvd_cluster.tensorflow.optimizer.wrapping import DistributedOptimizer
-from hvd_cluster.tensorflow.util import _check_has_gpu as _check_has_gpu
+with _binding_of("tensorflow", "TensorFlow", "tensorflow"):
+    import tensorflow as _tensorflow  # noqa: F401
+
+    from hvd_cluster.core.features import check_extension
+    from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
+    from hvd_cluster.reports import MetricLogger, RankFilter, count_samples, metrics, print_once
+    from hvd_cluster.tensorflow import checkpoint, elastic
+    from hvd_cluster.tensorflow import mpi_ops as _mpi_ops
+    from hvd_cluster.tensorflow import threads as _threads
+    from hvd_cluster.tensorflow.compression import Compression
+    from hvd_cluster.tensorflow.functions import (
+        BroadcastGlobalVariablesHook,
+        allgather_object,
+        broadcast_global_variables,
+        broadcast_object,
+        broadcast_object_fn,
+        broadcast_variables,
+        set_seed,
+    )
+    from hvd_cluster.tensorflow.mpi_ops import *  # noqa: F403
+    from hvd_cluster.tensorflow.optimizer.aggregation import (
+        LocalGradientAggregationHelper,
+        LocalGradientAggregationHelperEager,
+    )
+    from hvd_cluster.tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
+    from hvd_cluster.tensorflow.optimizer.wrapping import DistributedOptimizer
+    from hvd_cluster.tensorflow.util import _check_has_gpu as _check_has_gpu
 
 __all__ = [
     "BroadcastGlobalVariablesHook",

@@ -1,33 +1,39 @@
 """Horovod's API on PyTorch: ``import hvd_cluster.torch as hvd``."""
 
 from functools import partial as _partial
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-try:
+from hvd_cluster.imports import binding_of as _binding_of
+
+with _binding_of("torch", "PyTorch", "torch"):
     import torch as _torch
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ImportError('hvd_cluster.torch needs PyTorch: pip install "hvd-cluster[torch]"') from error
 
-from collectives import phases as _phases
-from hvd_cluster.core.features import check_extension
-from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.gradients.compression import GradientCompressor
-from hvd_cluster.ops.objects import allgather_object, broadcast_object
-from hvd_cluster.reports import MetricLogger, RankFilter, count_samples, metrics, print_once
-from hvd_cluster.torch import checkpoint, elastic
-from hvd_cluster.torch import kernels as _kernels
-from hvd_cluster.torch import mpi_ops as _mpi_ops
-from hvd_cluster.torch.functions import (
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    clip_grad_norm_,
-    full_state_dict,
-    set_seed,
-)
-from hvd_cluster.torch.mpi_ops import *  # noqa: F403
-from hvd_cluster.torch.optimizer import DistributedOptimizer
-from hvd_cluster.torch.sync_batch_norm import SyncBatchNorm
+    from collectives import facade as _facade
+    from collectives import phases as _phases
+    from hvd_cluster.core.features import check_extension
+    from hvd_cluster.core.launchers import register_thread_count as _register_thread_count
+    from hvd_cluster.gradients.compression import GradientCompressor
+    from hvd_cluster.ops.objects import allgather_object, broadcast_object
+    from hvd_cluster.reports import MetricLogger, RankFilter, count_samples, metrics, print_once
+    from hvd_cluster.torch import kernels as _kernels
+    from hvd_cluster.torch import mpi_ops as _mpi_ops
+    from hvd_cluster.torch.functions import (
+        broadcast_optimizer_state,
+        broadcast_parameters,
+        clip_grad_norm_,
+        full_state_dict,
+        set_seed,
+    )
+    from hvd_cluster.torch.mpi_ops import *  # noqa: F403
+    from hvd_cluster.torch.optimizer import DistributedOptimizer
+
+if _TYPE_CHECKING:
+    from hvd_cluster.torch import checkpoint, elastic
+    from hvd_cluster.torch.sync_batch_norm import SyncBatchNorm
+else:
+    __getattr__ = _facade(
+        __name__, {"sync_batch_norm": "SyncBatchNorm"}, {"checkpoint": "checkpoint", "elastic": "elastic"}
+    )
 
 __all__ = [
     "DistributedOptimizer",

@@ -16,7 +16,6 @@ from hvd_cluster.gradients.compression import GradientCompression
 from hvd_cluster.gradients.options import Groups, Options, as_groups, check, check_passes
 from hvd_cluster.ops.arguments import choose_op
 from hvd_cluster.torch.compression import Compression
-from hvd_cluster.torch.optimizer.adasum import AdasumOptimizer
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 from hvd_cluster.torch.optimizer.inventory import Names, given_names, parameter_groups
 from hvd_cluster.torch.optimizer.shard import own_memory
@@ -106,12 +105,8 @@ def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: 
     if not options.sharded:
         own_memory(parameter for group in optimizer.param_groups for parameter in group["params"])
     base = type(optimizer)
-    if options.sharded:
-        kind: type[torch.optim.Optimizer] = ShardedOptimizer
-    else:
-        kind = AdasumOptimizer if options.op is ReduceOp.ADASUM else HookedOptimizer
     members = {"__module__": base.__module__, "__reduce__": _reduce, "__copy__": _refuse_copy}
-    wrapped: Any = object.__new__(type(base.__name__, (kind, base), members))
+    wrapped: Any = object.__new__(type(base.__name__, (_kind(options), base), members))
     wrapped.__dict__ = optimizer.__dict__
     wrapped._wrapper = weakref.ref(wrapped)
     if "step" in wrapped.__dict__:
@@ -119,6 +114,16 @@ def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: 
     wrapped._distribute(names, passes, options)
     result: torch.optim.Optimizer = wrapped
     return result
+
+
+def _kind(options: Options) -> type[torch.optim.Optimizer]:
+    if options.sharded:
+        return ShardedOptimizer
+    if options.op is not ReduceOp.ADASUM:
+        return HookedOptimizer
+    from hvd_cluster.torch.optimizer.adasum import AdasumOptimizer
+
+    return AdasumOptimizer
 
 
 def _followed(optimizer: torch.optim.Optimizer, wrapped: Any) -> Callable[..., Any]:
