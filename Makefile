@@ -10,7 +10,7 @@ HVDRUN = $(BIN)/hvdrun
 # The oldest and the newest version that is supported; make smoke PYTHON=... takes one interpreter instead.
 SMOKE_VERSIONS = 3.10 3.13
 
-BENCHMARKS = allreduce operations training parameters commits defaults rounds elastic idle memory traffic simulation ray_train spark_ingest spark_transform spark_fit
+BENCHMARKS = allreduce operations training parameters commits defaults start rounds elastic idle memory traffic simulation ray_train spark_ingest spark_transform spark_fit
 
 .PHONY: help demo docs docs-serve examples mxnet test check pytest test-pygloo test-mxnet smoke benchmarks environment clean
 
