@@ -29,8 +29,8 @@ def require_neighbours() -> None:
 
 
 @contextmanager
-def binding_of(framework: str, title: str, extra: str) -> Iterator[None]:
-    """For the imports of a binding. Raises ImportError, with the remedy, where the module ``framework`` is missing.
+def binding_of(framework: str, need: str, extra: str) -> Iterator[None]:
+    """For the imports of a binding. Raises ImportError, with ``need`` and the remedy, where ``framework`` is missing.
 
     Python collects no garbage meanwhile. Modules are no garbage, and there are so many objects after the import of a
     framework that one collection takes as long as all modules of a binding.
@@ -42,8 +42,7 @@ def binding_of(framework: str, title: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != framework:
             raise
-        remedy = f'pip install "hvd-cluster[{extra}]"'
-        raise ImportError(f"hvd_cluster.{framework} needs {title}: {remedy}") from error
+        raise ImportError(f'{need}: pip install "hvd-cluster[{extra}]"') from error
     finally:
         if was_enabled:
             gc.enable()

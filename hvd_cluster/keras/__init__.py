@@ -5,7 +5,7 @@ It imports no framework but the one that Keras uses, and that only when it is ne
 
 from hvd_cluster.imports import binding_of as _binding_of
 
-with _binding_of("keras", "Keras 3", "tensorflow"):
+with _binding_of("keras", "hvd_cluster.keras needs Keras 3", "tensorflow"):
     import keras as _keras
 
     from hvd_cluster.keras import callbacks, common, elastic

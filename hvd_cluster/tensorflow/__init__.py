@@ -5,7 +5,7 @@ from typing import Any as _Any
 
 from hvd_cluster.imports import binding_of as _binding_of
 
-with _binding_of("tensorflow", "TensorFlow", "tensorflow"):
+with _binding_of("tensorflow", "hvd_cluster.tensorflow needs TensorFlow", "tensorflow"):
     import tensorflow as _tensorflow  # noqa: F401
 
     from hvd_cluster.core.features import check_extension

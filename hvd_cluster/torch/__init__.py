@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from hvd_cluster.imports import binding_of as _binding_of
 
-with _binding_of("torch", "PyTorch", "torch"):
+with _binding_of("torch", "hvd_cluster.torch needs PyTorch", "torch"):
     import torch as _torch
 
     from collectives import facade as _facade

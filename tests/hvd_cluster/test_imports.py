@@ -57,7 +57,7 @@ def collector():
 
 @pytest.mark.usefixtures("collector")
 def test_no_garbage_is_collected_during_the_imports():
-    with binding_of("torch", "PyTorch", "torch"):
+    with binding_of("torch", "it needs PyTorch", "torch"):
         assert not gc.isenabled()
     assert gc.isenabled()
 
@@ -65,7 +65,7 @@ def test_no_garbage_is_collected_during_the_imports():
 @pytest.mark.usefixtures("collector")
 def test_a_collector_that_was_off_stays_off():
     gc.disable()
-    with binding_of("torch", "PyTorch", "torch"):
+    with binding_of("torch", "it needs PyTorch", "torch"):
         pass
     assert not gc.isenabled()
 
@@ -74,7 +74,7 @@ def test_a_collector_that_was_off_stays_off():
 def test_another_error_stays_as_it_is():
     with (
         pytest.raises(ModuleNotFoundError, match="no module of the framework"),
-        binding_of("torch", "PyTorch", "torch"),
+        binding_of("torch", "it needs PyTorch", "torch"),
     ):
         raise ModuleNotFoundError("no module of the framework", name="numpy")
     assert gc.isenabled()
