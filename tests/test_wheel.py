@@ -2,7 +2,6 @@
 
 import ast
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -13,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.doc_blocks import ROOT
+from tests.from_wheel import PARTS, build
 
-PARTS = ["collectives", "executors", "hvd_cluster", "scripts", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"]
-BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 SCRIPT = """
 import numpy as np
 import hvd_cluster
@@ -46,18 +44,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for name in PARTS:
-        path = ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, source / name)
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, target], cwd=source, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return next(target.glob("*.whl"))
+    return build(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

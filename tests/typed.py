@@ -25,6 +25,7 @@ MARK = "<!-- run: typed -->"
 CLUSTERS = ("ray", "pyspark")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 SECONDS = 250
+PROGRAMS = os.path.dirname(sys.executable)
 
 
 def like(text):
@@ -49,33 +50,36 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-def check(page, folder):
-    """Save the scripts of ``page`` in ``folder``, and run the commands of the page there."""
+def check(page, folder, programs=PROGRAMS, python_path=startup.PATH):
+    """Save the scripts of ``page`` in ``folder``, and run the commands of the page there.
+
+    ``programs`` is the folder of an environment with its commands, and ``python_path`` the PYTHONPATH.
+    """
     text = page.read_text()
     scripts = list(zip(NAME.findall(text), SCRIPT.findall(text), strict=True))
     assert len(scripts) == text.count(MARK)
     for name, code in scripts:
-        _skip_without(code)
         (folder / name).write_text(code)
     commands = [each for block in CONSOLE.findall(text) for each in COMMAND.findall(block)]
     assert commands
     for command, output in commands:
-        printed = _run(command, folder)
+        printed = _run(command, folder, programs, python_path)
         assert not like(output) - like(printed), printed
 
 
-def _run(command, folder):
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": startup.PATH, "RAY_AUTH_MODE": "disabled"}
+def _run(command, folder, programs, python_path):
+    path = os.pathsep.join([programs, os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": python_path, "RAY_AUTH_MODE": "disabled"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     bash = ["bash", "-c", command]
     return subprocess.run(bash, cwd=folder, env=environment, check=False, timeout=SECONDS, **streams).stdout
 
 
-def _skip_without(code):
-    """Skip where a module that the script imports is not installed."""
-    for module in _imports(code):
+def skip_without(page):
+    """Skip where a module that a script of ``page`` imports is not installed."""
+    modules = _imports("".join(SCRIPT.findall(page.read_text())))
+    for module in modules:
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-    if "pyspark" in code and not shutil.which("java"):
+    if "pyspark" in modules and not shutil.which("java"):
         pytest.skip("Spark needs Java")
