@@ -33,11 +33,16 @@ assert allgather_object(basics.rank()) == [0, 1]
 print("both ranks have met", flush=True)
 """
 METRICS_JOB = """
-import os, urllib.request
+import os, time, urllib.request
 from hvd_cluster.core import basics
 basics.init()
 page = f"http://127.0.0.1:{int(os.environ['HVD_METRICS_PORT']) + basics.local_rank()}/metrics"
-lines = urllib.request.urlopen(page, timeout=10).read().splitlines()
+for _ in range(100):  # a thread opens the port
+    try:
+        lines = urllib.request.urlopen(page, timeout=10).read().splitlines()
+        break
+    except OSError:
+        time.sleep(0.1)
 print(len([line for line in lines if line.startswith(b"hvd_")]), "lines of metrics", flush=True)
 assert lines
 """

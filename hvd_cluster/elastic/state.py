@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
@@ -354,28 +353,3 @@ class ObjectState(State):
 
 def _digest(layout: list[tuple[str, str]]) -> str:
     return blake2b(repr(layout).encode(), digest_size=16).hexdigest()
-
-
-class Watchers:
-    """States, as long as they live. The garbage collector may find one at any moment, also while they are told."""
-
-    def __init__(self) -> None:
-        self._states: tuple[weakref.ref[ObjectState], ...] = ()
-        self._lock = threading.Lock()  # Owner: the thread that adds a state, for a few instructions.
-
-    def add(self, state: ObjectState) -> None:
-        """Tell ``state`` of steps from now on."""
-        with self._lock:
-            alive = [reference for reference in self._states if reference() is not None]
-            self._states = (*alive, weakref.ref(state))
-
-    def step_began(self, in_graph: bool = False) -> None:
-        """An optimizer is about to change parameters; its gradients are combined. See :meth:`Snapshots.step_began`."""
-        for reference in self._states:
-            state = reference()
-            if state is not None:
-                state._snapshots.step_began(in_graph)
-
-
-watchers = Watchers()
-"""Those of this process, for the optimizers of all frameworks."""

@@ -1,4 +1,4 @@
-"""Pure: what happened to a state since its last commit, and which commits need a full copy.
+"""Steps of optimizers: what happened to a state since its last commit, and which commits need a full copy.
 
 Parameters and the state of optimizers change in steps, after all gradients have arrived. A loss shows in collectives
 only. So if no collective runs between the first step of a cycle and its commit, a rank that hears of a loss has either
@@ -7,7 +7,13 @@ not touched its state since the last commit, or committed. Then no copy of the p
 
 from __future__ import annotations
 
+import threading
+import weakref
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hvd_cluster.elastic.snapshots import Snapshots
 
 LONGEST_INTERVAL = 1 << 16
 """The largest number of commits between two full copies."""
@@ -74,3 +80,28 @@ def needs_copy(commit: int, copy: int | None, is_safe: bool, copy_seconds: float
     ``cycle_seconds``: how long a copy and a cycle take.
     """
     return copy is None or not is_safe or commit % interval(copy_seconds, cycle_seconds) == 0
+
+
+class Watchers:
+    """The snapshots of states, as long as they live. The garbage collector may find one while they are told."""
+
+    def __init__(self) -> None:
+        self._snapshots: tuple[weakref.ref[Snapshots], ...] = ()
+        self._lock = threading.Lock()  # Owner: the thread that adds snapshots, for a few instructions.
+
+    def add(self, snapshots: Snapshots) -> None:
+        """Tell ``snapshots`` of steps from now on."""
+        with self._lock:
+            alive = [reference for reference in self._snapshots if reference() is not None]
+            self._snapshots = (*alive, weakref.ref(snapshots))
+
+    def step_began(self, in_graph: bool = False) -> None:
+        """An optimizer is about to change parameters; its gradients are combined. See :meth:`Snapshots.step_began`."""
+        for reference in self._snapshots:
+            snapshots = reference()
+            if snapshots is not None:
+                snapshots.step_began(in_graph)
+
+
+watchers = Watchers()
+"""Those of this process, for the optimizers of all frameworks. They load nothing else of elastic jobs."""

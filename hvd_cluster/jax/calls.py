@@ -15,7 +15,7 @@ from collectives import Buffer, DType, HorovodInternalError, Operation, Work, fr
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.elastic.state import watchers
+from hvd_cluster.elastic.steps import watchers
 from hvd_cluster.gradients.lists import Shipment
 from hvd_cluster.graphs.compiled import CallTable, buffer_at, let_end
 from hvd_cluster.jax import arrays

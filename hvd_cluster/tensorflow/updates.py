@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster.elastic.state import watchers
+from hvd_cluster.elastic.steps import watchers
 from hvd_cluster.tensorflow.kernels.entry import make_known
 from hvd_cluster.tensorflow.kernels.table import Number
 from hvd_cluster.tensorflow.native import shapes

@@ -12,7 +12,7 @@ import keras
 
 from collectives import override
 from hvd_cluster.elastic.handlers import VariableChanges
-from hvd_cluster.elastic.state import watchers
+from hvd_cluster.elastic.steps import watchers
 
 
 class _ByVersion(VariableChanges):

@@ -16,7 +16,7 @@ from hvd_cluster.elastic.loop import Recoverable
 from hvd_cluster.elastic.parts import Part
 from hvd_cluster.elastic.sampler import ElasticPartition
 from hvd_cluster.elastic.shard_progress import ShardProgress
-from hvd_cluster.elastic.state import watchers
+from hvd_cluster.elastic.steps import watchers
 from hvd_cluster.keras.elastic.changes import watch
 from hvd_cluster.keras.elastic.handlers import ModelHandler, OptimizerHandler
 from hvd_cluster.keras.variables import build_optimizer, require_variables, settle
@@ -55,7 +55,7 @@ class KerasState(HandledState):
             optimizer.build(model.trainable_variables)
         watch()
         super().__init__(_REGISTRY, model=model, optimizer=optimizer, **kwargs)
-        watchers.add(self)
+        watchers.add(self._snapshots)
 
     def _parts(self) -> Mapping[str, Part]:
         for name in self._names:

@@ -12,7 +12,7 @@ from collectives import Buffer, DType, Engine, InvalidRequestError, Operation, W
 from hvd_cluster.comparison.rosters import NodeNaming
 from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.elastic.state import watchers
+from hvd_cluster.elastic.steps import watchers
 from hvd_cluster.graphs.compiled import CallTable, Pending, buffer_at, runs
 from hvd_cluster.ops import submission
 from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction

@@ -19,7 +19,7 @@ from hvd_cluster.elastic.handlers import (
     StateHandler,
 )
 from hvd_cluster.elastic.shard_progress import ShardProgress
-from hvd_cluster.elastic.state import watchers
+from hvd_cluster.elastic.steps import watchers
 from hvd_cluster.torch.elastic.handlers import ModelStateHandler, OptimizerStateHandler
 from hvd_cluster.torch.elastic.sampler import ElasticSampler
 
@@ -70,7 +70,7 @@ class TorchState(HandledState):
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
         super().__init__(get_handler_registry(), model=model, optimizer=optimizer, **kwargs)
-        watchers.add(self)
+        watchers.add(self._snapshots)
         _watch()
 
 

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import OptState
 
 from collectives import InvalidRequestError, process_meter
 from hvd_cluster.core import basics
-from hvd_cluster.elastic.state import watchers
+from hvd_cluster.elastic.steps import watchers
 from hvd_cluster.gradients.options import Options
 from hvd_cluster.torch.mpi_ops import allreduce
 from hvd_cluster.torch.optimizer.hooks import CHANGE_REMEDY, GradientCombiner

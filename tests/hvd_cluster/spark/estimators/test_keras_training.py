@@ -106,11 +106,11 @@ def test_a_change_of_ranks_leaves_no_trace(ranks):
                 self.epoch = epoch
 
             def on_train_batch_end(self, batch, logs=None):
-                from hvd_cluster.elastic.state import watchers
+                from hvd_cluster.elastic.steps import watchers
 
                 if (self.epoch, batch) in changes:
-                    state = [state for reference in watchers._states if (state := reference()) is not None][-1]
-                    state.on_hosts_updated(1, 2)
+                    alive = [kept for reference in watchers._snapshots if (kept := reference()) is not None]
+                    alive[-1]._parts.__self__.on_hosts_updated(1, 2)
 
         halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
         return [hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=1), halve, Change()]
