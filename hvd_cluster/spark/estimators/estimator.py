@@ -167,13 +167,15 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
         plan = self._plan(df)
         has_others = plan.settings["validation"] is None and store.is_parquet_dataset(others)
         rows = rows_of(with_boolean_validation(df, plan.settings["validation"]), **plan.rows)
-        return self._finished(plan, plan.on_files(ParquetRows(store, path, rows, others if has_others else None)))
+        with plan.run.taken():
+            return self._finished(plan, plan.on_files(ParquetRows(store, path, rows, others if has_others else None)))
 
     @override
     def _fit(self, dataset: DataFrame) -> Any:
         plan = self._plan(dataset)
         df = with_boolean_validation(dataset, plan.settings["validation"])
-        return self._finished(plan, plan.on_dataframe(df))
+        with plan.run.taken():
+            return self._finished(plan, plan.on_dataframe(df))
 
     def _finished(self, plan: FitPlan, result: FitResult) -> HorovodModel:
         model: HorovodModel = self._fitted(plan, result.outcome)

@@ -35,6 +35,10 @@ class RowAverages:
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * rows
 
+    def copied(self) -> RowAverages:
+        """The same, which later rows do not change."""
+        return RowAverages(self.rows, dict(self.sums))
+
     def plain(self) -> RowAverages:
         """The same with numbers."""
         return RowAverages(self.rows, {name: float(value) for name, value in self.sums.items()})

@@ -91,6 +91,13 @@ def one_column(name: str, value: Any) -> str:
     return value
 
 
+def folder_name(name: str, value: Any) -> str:
+    """The name of a folder."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} is {value!r}, but must be the name of a folder, such as 'run_1'")
+    return value
+
+
 def shapes(name: str, value: Any) -> list[list[int]]:
     """A list of shapes; -1 may stand for the number of rows, or for what is left."""
     if not isinstance(value, list | tuple) or not all(map(_is_shape, value)):
@@ -239,7 +246,9 @@ COMMON = (
     EstimatorParameter("shuffle", "whether each epoch has its own random order", True, truth),
     EstimatorParameter("random_seed", "the seed of the framework and of the order of rows", None, whole(0)),
     EstimatorParameter("verbose", "0 for no progress in the driver; 2 to see where the ranks are", 1, whole(0)),
-    EstimatorParameter("run_id", "the folder of the run in the store; a checkpoint there is resumed", None, one_column),
+    EstimatorParameter(
+        "run_id", "the folder of the run in the store; a checkpoint there is resumed", None, folder_name
+    ),
     EstimatorParameter(
         "transformation_fn", "a function on a batch: names of columns -> tensors, to the same", None, called
     ),

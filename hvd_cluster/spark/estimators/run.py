@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from types import CellType, CodeType
@@ -16,7 +18,7 @@ import numpy as np
 
 from hvd_cluster.spark.estimators.store import Store
 
-__all__ = ["EpochRange", "FitSettings", "RunFolder", "parameter"]
+__all__ = ["EpochRange", "FitSettings", "RunFolder", "parameter", "unreadable"]
 
 PARAMETER = "parameter"
 MEASURING = (
@@ -123,6 +125,11 @@ def _numbers(value: Any) -> Any:
         return None
 
 
+_under_way: set[str] = set()
+"""The folders of runs of which this process has a fit."""
+_changing = threading.Lock()  # held by a thread of the driver while it changes them, for no longer
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of the run ``run_id`` in ``store``; without one nothing is written. Workers get a copy."""
@@ -141,6 +148,23 @@ class RunFolder:
         keeps_runs = store is not None and store.saving_runs()
         return cls(store if keeps_runs else None, run_id or f"{prefix}_{time.time_ns()}")
 
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Raises ValueError where another thread is inside with the same folder: both would go on from one another."""
+        folder = "" if self.store is None else self.store.get_run_path(self.run_id)
+        with _changing:
+            if folder in _under_way:
+                raise ValueError(
+                    f"run_id is {self.run_id!r}, and another fit of this process has that run under way; give each fit "
+                    "a run_id of its own, or call fit when the other one has ended"
+                )
+            _under_way.update([folder] if folder else ())
+        try:
+            yield
+        finally:
+            with _changing:
+                _under_way.discard(folder)
+
     def check_writable(self, about: Mapping[str, Any]) -> None:
         """Write what a fit is ``about`` into the folder. Raises ValueError where that is impossible."""
         if self.store is None:
@@ -150,8 +174,8 @@ class RunFolder:
             self.store.write_bytes(path, json.dumps(about, default=str).encode())
         except Exception as error:
             raise ValueError(
-                f"the store cannot be written: {path}: {error}; give a store= whose folder the driver and the workers "
-                "can write"
+                f"the store cannot be written: {path}: {error.__cause__ or error}; give a store= whose folder the "
+                "driver and the workers can write"
             ) from error
 
     def read(self) -> bytes | None:
@@ -177,6 +201,15 @@ class RunFolder:
             self.store.write_bytes(path, checkpoint)
             text = json.dumps(list(history), default=str)
             self.store.write_bytes(posixpath.join(logs, "history.json"), text.encode())
+
+
+def unreadable(estimator: str, error: Exception | str = "") -> ValueError:
+    """The error for a checkpoint that an ``estimator`` cannot read."""
+    why = f": {error}" if str(error) else ""
+    return ValueError(
+        f"the checkpoint of the run is damaged, or was not written by a {estimator}{why}; remove it, or give another "
+        "run_id"
+    )
 
 
 @dataclass(frozen=True)

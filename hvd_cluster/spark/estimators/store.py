@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,13 @@ class FilesystemStore(AbstractFilesystemStore):
 
     @override
     def get_localized_path(self, path: str) -> str:
-        return open_filesystem(path, self._options)[1] if is_uri(path) else path
+        """Only the path of the store is a URI as the user has written it: what is below it is taken as it is."""
+        if not is_uri(path):
+            return path
+        start = f"{self.prefix_path}/"
+        own, below = (self.prefix_path, path.removeprefix(start)) if path.startswith(start) else (path, "")
+        root = open_filesystem(own, self._options)[1]
+        return posixpath.join(root, below) if below else root
 
 
 class LocalStore(FilesystemStore):

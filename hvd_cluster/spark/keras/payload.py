@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from collectives import override
 from hvd_cluster.keras.variables import copied, put, settle
+from hvd_cluster.spark.estimators.run import unreadable
 
 Array = npt.NDArray[Any]
 Custom = Mapping[str, Any]
@@ -309,8 +310,7 @@ def put_arrays(model: keras.Model, arrays: Mapping[str, Sequence[Array]]) -> Non
         values = arrays[name]
         if [tuple(each.shape) for each in variables] != [tuple(each.shape) for each in values]:
             raise ValueError(
-                f"there are {len(values)} arrays for the {name}, which do not fit its {len(variables)} variables; give "
-                "the model and the optimizer of the earlier fit, or another run_id"
+                f"there are {len(values)} arrays for the {name}, which do not fit its {len(variables)} variables"
             )
         for variable, value in zip(variables, values, strict=True):
             put(variable, value)
@@ -347,7 +347,5 @@ def checkpoint_of(data: bytes) -> tuple[dict[str, list[Array]], dict[str, Any]]:
                 for name, forms in about.pop("forms").items()
             }
     except Exception as error:
-        raise ValueError(
-            f"the checkpoint of the run was not written by a KerasEstimator: {error}; give another run_id"
-        ) from error
+        raise unreadable("KerasEstimator", error) from error
     return arrays, about

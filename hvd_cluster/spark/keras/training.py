@@ -171,12 +171,23 @@ class KerasTraining:
             return
         arrays, about = checkpoint_of(data)
         best = {name.removeprefix("best_"): arrays.pop(name) for name in list(arrays) if name.startswith("best_")}
-        put_arrays(self.model, arrays)
+        self._load(arrays, about)
         self.history, self._has_averages = about["history"], about.get("has_averages", False)
         self.best = BestEpoch(**about["best"])
         if self.best.loss is not None:
             self.best.states = best or arrays
         self.epochs = EpochRange.of(self.fit.epochs, len(self.history), about["epochs"])
+
+    def _load(self, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Raises ValueError for the checkpoint of another model or optimizer."""
+        kind = type(self.fit.optimizer).__name__
+        earlier = about.get("optimizer_class", kind)
+        if earlier != kind:  # states of several optimizers have the same shapes
+            raise self.fit.run.of_another(f"its optimizer was {earlier}, and now it is {kind}")
+        try:
+            put_arrays(self.model, arrays)
+        except ValueError as error:
+            raise self.fit.run.of_another(error) from error
 
     # The fit.
 
@@ -239,6 +250,7 @@ class KerasTraining:
             "epochs": [self.epochs.first, self.epochs.end],
             "best": vars(replace(self.best, states={})),
             "has_averages": any(map(swaps, self.callbacks)),
+            "optimizer_class": type(self.fit.optimizer).__name__,
         }
         self.fit.run.write(checkpoint_bytes({**states, **best}, about), self.history)
 

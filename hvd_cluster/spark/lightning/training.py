@@ -23,7 +23,7 @@ from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import broadcast_object
 from hvd_cluster.spark.estimators.history import BestEpoch
 from hvd_cluster.spark.estimators.progress import ProgressReporter
-from hvd_cluster.spark.estimators.run import RunFolder
+from hvd_cluster.spark.estimators.run import RunFolder, unreadable
 from hvd_cluster.spark.lightning.batches import NamedBatches, NamedLayout, ValidationBatches
 from hvd_cluster.spark.lightning.fit_recorder import (
     OURS,
@@ -325,7 +325,10 @@ def checkpoint_of(data: bytes | None) -> dict[str, Any] | None:
     """The checkpoint in ``data``, which runs code. Raises ValueError where another estimator wrote it."""
     if data is None:
         return None
-    found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    try:
+        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise unreadable("LightningEstimator", error) from error
     if not isinstance(found, dict) or OURS not in found:
-        raise ValueError("the checkpoint of the run was not written by a LightningEstimator; give another run_id")
+        raise unreadable("LightningEstimator")
     return found

@@ -12,6 +12,8 @@ import cloudpickle
 import numpy as np
 import torch
 
+from hvd_cluster.spark.estimators.run import unreadable
+
 
 def packed(value: Any) -> bytes:
     """``value``, with functions and classes of the main script; models and their optimizers stay together.
@@ -55,9 +57,7 @@ def checkpoint_of(data: bytes) -> dict[str, Any]:
     try:
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(
-            f"the checkpoint of the run was not written by a TorchEstimator: {error}; give another run_id"
-        ) from error
+        raise unreadable("TorchEstimator", error) from error
     if not isinstance(found, dict) or not {"model", "optimizer"} <= found.keys():
         raise ValueError("the checkpoint of the run has no model and no optimizer in it; give another run_id")
     return found

@@ -464,15 +464,20 @@ class ElasticTraining(Training):
 
     def _train_rest(self) -> None:
         """The steps that are left in the epoch."""
-        averages = self._averages
+        averages = self._averages.copied()
         for batch in self.shard.torch():
             filler = RowAverages()  # rows that this rank has had already count nothing
             self._train_batch(batch, averages if self.shard.weight else filler)
             self.shard.advance()
             self._report(averages)
             if self._step % self.fit.passes == 0 and self.shard.epoch == self._epoch:
-                self.state.commit()
+                self._commit(averages)
         self._finish_passes()
+        self._commit(averages)
+
+    def _commit(self, averages: RowAverages) -> None:
+        """Batches after it begin again when a rank is lost, so what is kept has the rows before it."""
+        self._averages = averages.copied()
         self.state.commit()
 
     def _weighed(self, loss: torch.Tensor) -> torch.Tensor:

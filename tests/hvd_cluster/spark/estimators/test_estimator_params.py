@@ -58,6 +58,7 @@ VALUES = {
     "numbers": [0.5],
     "column_names": ["a"],
     "one_column": "a",
+    "folder_name": "a",
     "shapes": [[1]],
     "called": print,
 }
@@ -128,6 +129,8 @@ def test_none_stands_for_the_default():
         ("feature_cols", [], "list of names of columns"),
         ("label_cols", [3], "list of names of columns"),
         ("sample_weight_col", 3, "name of a column"),
+        ("run_id", 3, "run_id is 3, but must be the name of a folder"),
+        ("run_id", "", "run_id is '', but must be the name of a folder"),
         ("loss_weights", ["a"], "list of numbers"),
         ("label_shapes", [3], "list of shapes"),
         ("transformation_fn", 3, "must be a function"),

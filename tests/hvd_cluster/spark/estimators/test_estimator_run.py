@@ -89,8 +89,21 @@ def test_a_run_id_without_a_store():
 
 def test_a_store_that_cannot_be_written(tmp_path):
     (tmp_path / "runs").write_text("in the way")
-    with pytest.raises(ValueError, match=r"the store cannot be written: .*fit.json.*give a store="):
+    with pytest.raises(ValueError, match=r"the store cannot be written: .*fit.json.*give a store=") as caught:
         RunFolder.of(Store.create(tmp_path), "mine", "pytorch").check_writable({})
+    assert str(caught.value).count("give a store") == 1
+
+
+def test_two_fits_of_one_run_at_once_are_refused(tmp_path):
+    """Another run, and the same one afterwards, are fine."""
+    run, other = (RunFolder.of(Store.create(tmp_path), name, "pytorch") for name in ("mine", "yours"))
+    for _ in range(2):
+        with run.taken(), other.taken():
+            again = RunFolder.of(Store.create(tmp_path), "mine", "pytorch").taken()
+            with pytest.raises(ValueError, match=r"run_id is 'mine', and another fit .* has that run under way"), again:
+                pass
+    with RunFolder(None, "mine").taken(), RunFolder(None, "mine").taken():
+        pass
 
 
 def test_without_a_store_nothing_is_written():

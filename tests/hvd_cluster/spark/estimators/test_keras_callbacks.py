@@ -12,7 +12,7 @@ from hvd_cluster.spark.estimators.store import Store
 if find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
 
-from keras_fits import ON_TORCH, failing, line, losses, outcome_of, scripted, weight_of
+from keras_fits import ON_TORCH, failing, line, linear, losses, outcome_of, scripted, weight_of
 from keras_fits import ranks as ranks  # a fixture
 
 
@@ -267,3 +267,31 @@ def test_a_fit_goes_on_with_the_checkpoint(ranks, tmp_path):
     assert [record["epoch"] for record in more["history"]] == [0, 1, 2, 3, 4]
     assert int(more["optimizer"][0]) == 10
     assert more["optimizer"][1] == pytest.approx(0.1)
+
+
+@ON_TORCH
+def test_the_checkpoint_of_another_optimizer_or_model_is_refused(ranks):
+    """The state of Adamax has the same shapes as that of Adam, but another meaning."""
+
+    def reasons(shard):
+        import keras
+
+        from hvd_cluster.spark.keras.payload import arrays_of
+        from hvd_cluster.spark.keras.training import KerasFit, KerasTraining, compile_with
+
+        model, optimizer = linear(), keras.optimizers.Adamax()
+        compile_with(model, optimizer, {"loss": "mse"})
+        training = KerasTraining(KerasFit(model, optimizer, None, RunFolder(None, "run")), shard)
+        arrays, found = arrays_of(model), []
+        training._load(arrays, {"optimizer_class": "Adamax"})
+        for given, name in ((arrays, "Adam"), ({**arrays, "model": []}, "Adamax")):
+            try:
+                training._load(given, {"optimizer_class": name})
+            except ValueError as error:
+                found.append(str(error))
+        return found
+
+    start = "run_id is 'run', but the checkpoint of that run is of another model or optimizer:"
+    for optimizer, model in ranks.run(reasons, line(4)):
+        assert optimizer.startswith(f"{start} its optimizer was Adam, and now it is Adamax; give another run_id")
+        assert model.startswith(f"{start} there are 0 arrays for the model, which do not fit its 1 variables; give")

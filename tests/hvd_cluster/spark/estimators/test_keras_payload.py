@@ -158,7 +158,9 @@ def test_states_of_a_training():
     np.testing.assert_array_equal(predicted(other), predicted(model))
     with pytest.raises(ValueError, match="there are 1 arrays for the model, which do not fit its 2 variables"):
         put_arrays(other, {**read, "model": read["model"][:1]})
-    with pytest.raises(ValueError, match="the checkpoint of the run was not written by a KerasEstimator"):
+    with pytest.raises(
+        ValueError, match=r"is damaged, or was not written by a KerasEstimator: .*; remove it, or give another run_id"
+    ):
         checkpoint_of(b"rubbish")
 
 

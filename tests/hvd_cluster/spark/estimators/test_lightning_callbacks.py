@@ -164,11 +164,12 @@ def test_the_checkpoint_of_another_estimator_is_refused(ranks, tmp_path):
     from hvd_cluster.spark.torch.payload import checkpoint_bytes
 
     run = RunFolder(Store.create(tmp_path), "mine")
-    run.write(checkpoint_bytes({"model": {}, "optimizer": {}}), [])
-    with pytest.raises(
-        ValueError, match="the checkpoint of the run was not written by a LightningEstimator; give another"
-    ):
-        trained(ranks, fit_of(run=run), line(8))
+    for data in (checkpoint_bytes({"model": {}, "optimizer": {}}), b"rubbish"):
+        run.write(data, [])
+        with pytest.raises(
+            ValueError, match=r"is damaged, or was not written by a LightningEstimator.*; remove it, or"
+        ):
+            trained(ranks, fit_of(run=run), line(8))
 
 
 @TWO

@@ -44,6 +44,15 @@ def test_a_file_comes_back(store):
     assert copy.read(path) == store.read(path)
 
 
+def test_names_of_runs_are_no_part_of_the_uri(store):
+    """What a URI would take for an escape or a mistake."""
+    for run in ("my run", "r%41", "Läufer"):
+        store.write_bytes(store.get_checkpoint_path(run), run.encode())
+        assert store.read(store.get_checkpoint_path(run)).decode() == run
+    assert not store.exists(store.get_checkpoint_path("rA"))
+    assert store.get_checkpoints("my run", suffix="") == [store.get_checkpoint_path("my run")]
+
+
 def test_the_checkpoints_of_a_run(store):
     for name in ("b.ckpt", "a.ckpt", "logs/events", "deep/c.ckpt"):
         store.write_bytes(f"{store.get_run_path('run')}/{name}", b"x")

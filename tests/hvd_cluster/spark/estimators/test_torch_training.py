@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import cloudpickle  # noqa: E402
 import fake_shards  # noqa: E402
 import numpy as np  # noqa: E402
-from fake_shards import FakeShard, TwoHeads, line, same  # noqa: E402
+from fake_shards import FakeShard, TwoHeads, elastic_line, line, same  # noqa: E402
 
 import hvd_cluster.torch as hvd  # noqa: E402
 from hvd_cluster.spark.estimators.run import RunFolder  # noqa: E402
@@ -118,6 +118,35 @@ def test_gradients_of_several_batches(ranks):
     fit = fit_of(passes=2, epochs=20, compression=hvd.Compression.fp16)
     outcome = trained(ranks, fit, line(20), line(12))
     assert outcome["model"]["weight"].item() == pytest.approx(2, abs=0.05)
+
+
+class Lost:
+    """A step in which a rank is lost, once; the steps since the last commit begin again."""
+
+    def __init__(self, step):
+        self.step, self.steps = step, 0
+
+    def __call__(self, *arguments):
+        from collectives.api import HostsUpdatedInterrupt
+        from hvd_cluster.spark.torch.training import train_minibatch
+
+        self.steps += 1
+        if self.steps == self.step:
+            raise HostsUpdatedInterrupt(skip_sync=False)
+        return train_minibatch(*arguments)
+
+
+@TWO
+def test_rows_of_steps_that_begin_again_count_once(ranks):
+    """Two batches make a step, so the first of a pair is not committed when the second one fails."""
+    options = {"elastic": True, "epochs": 2, "passes": 2}
+    whole, lost = (
+        trained(ranks, fit_of(minibatch=minibatch, **options), elastic_line(24, 0), elastic_line(24, 1))
+        for minibatch in (None, Lost(4))
+    )
+    assert [record["rows"] for record in lost["history"]] == [48, 48]
+    assert losses(lost) == losses(whole)
+    assert same(lost["model"], whole["model"])
 
 
 @ONE
