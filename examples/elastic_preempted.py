@@ -18,6 +18,7 @@ import signal
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def wait(folder: Path, nodes: list[str], pause: int) -> dict[str, Any]:
 
 def changes(lines: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Pairs of steps, one after the other, between which the nodes have changed."""
-    return [(old, new) for old, new in zip(lines, lines[1:], strict=False) if set(old["nodes"]) != set(new["nodes"])]
+    return [(old, new) for old, new in pairwise(lines) if set(old["nodes"]) != set(new["nodes"])]
 
 
 def tell(lines: list[dict[str, Any]]) -> None:

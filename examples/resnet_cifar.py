@@ -4,10 +4,11 @@
 
     hvdrun -np 2 python examples/resnet_cifar.py --picture resnet.png
 
-The images are made here, so that nothing has to be downloaded: the handwritten digits that scikit-learn ships, four
-times as large, in a random colour on another one, with noise. To train on CIFAR-10 itself, let ``images()`` return its tensors and
-give ``--blocks 3``, which makes a ResNet-20. What large runs do is all there: a warm-up of the learning rate, which then
-falls along a cosine, momentum, weight decay, random shifts, and batch normalization over the batches of all ranks.
+The script makes the images itself, and downloads nothing: the handwritten digits that scikit-learn ships, four times as
+large, in a random colour on another one, with noise. To train on CIFAR-10 itself, let ``images()`` return its tensors,
+and give ``--blocks 3 --width 16``, which makes a ResNet-20. The script has what large runs have: a warm-up of the
+learning rate, which then falls along a cosine, momentum, weight decay, random shifts, and batch normalization over the
+batches of all ranks.
 """
 
 from __future__ import annotations

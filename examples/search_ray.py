@@ -1,9 +1,9 @@
 """Search for hyperparameters with Ray Tune, and stop bad trials early: ``python examples/search_ray.py``.
 
 Each trial is a job of two ranks, which ``RayExecutor`` starts in the placement group of the trial. Rank 0 tells the
-accuracy after each epoch by ``hvd_cluster.ray.log``, and the trial reports it to Ray Tune. The scheduler ASHA stops the
-worse half of the trials after two epochs, and the worse half of the others after four. ``tune_ray.py`` does the same with
-Ray Train and its checkpoints.
+accuracy after each epoch by ``hvd_cluster.ray.log``, and the trial reports it to Ray Tune. The scheduler ASHA stops a
+trial after two or four epochs if it is worse than half of those that have come so far. ``tune_ray.py`` has a search
+with Ray Train and its checkpoints.
 
 It starts a cluster of its own on this machine. For one that runs already, give ``ray.init()`` its address.
 """
@@ -101,9 +101,8 @@ def draw(results: tune.ResultGrid, path: str) -> None:
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
     for result in results:
         history, config = result.metrics_dataframe, result.config
-        (line,) = axes.plot(
-            history["epoch"], history["accuracy"], label=f"rate {config['rate']:.3g}, {config['momentum']}"
-        )
+        name = f"{config['rate']:.3g}, {config['momentum']}"
+        (line,) = axes.plot(history["epoch"], history["accuracy"], label=name)
         axes.plot(history["epoch"].iloc[-1], history["accuracy"].iloc[-1], "o", color=line.get_color())
     axes.set(xlabel="epoch", ylabel="held-out accuracy")
     axes.legend(title="trial: rate, momentum", fontsize=7)

@@ -1,9 +1,10 @@
 """A wide-and-deep recommender with sparse gradients, on a DataFrame: ``python examples/spark_wide_deep.py``.
 
-Spark makes a table of visits: who saw which item at which hour, for which price, and whether he clicked. The wide part of
-the network remembers each pair of genre and hour. The deep part has an embedding of each user and item, from which a
-small network learns who likes what. A batch has few of the users and items, so the embeddings are ``sparse=True``: only
-the rows of the batch travel, and only they are updated. In the end the table shows how many bytes that saves.
+Spark makes a table of visits: which user saw which item at which hour, for which price, and whether there was a click.
+The wide part of the network remembers each pair of genre and hour. The deep part has an embedding of each user and item,
+from which a small network learns who likes what. A batch has few of the users and items, so the embeddings are
+``sparse=True``: only the rows of the batch travel, and only they are updated. The last line tells how many bytes that
+saves.
 
 The rows go straight from Spark's partitions to the ranks. It starts Spark on this machine; ``--master`` names a cluster
 that runs already.
@@ -124,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A wide-and-deep recommender on a DataFrame.")
     add_spark_options(parser)
     parser.add_argument("--rows", type=positive, default=200_000, help="of the table (%(default)s)")
-    parser.add_argument("--epochs", type=positive, default=4, help="passes over the rows (%(default)s)")
+    parser.add_argument("--epochs", type=positive, default=5, help="passes over the rows (%(default)s)")
     parser.add_argument("--batch-size", type=positive, default=256, help="of each rank (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of all random numbers (%(default)s)")
     parser.add_argument("--picture", metavar="FILE", help="draw the AUC into this file, such as recommender.svg")

@@ -4,11 +4,11 @@
 
     hvdrun -np 2 python examples/transformer_finetune.py --picture transformer.svg
 
-The model reads words and guesses the next one. It is trained on the language reference that Python ships in
-``pydoc_data.topics``, and then on the descriptions of data sets that scikit-learn ships. While it is fine-tuned, the
+The model reads words and guesses the next one. It learns from the language reference that Python ships in
+``pydoc_data.topics``, and then from the descriptions of data sets that scikit-learn ships. While it is fine-tuned, the
 embeddings and the lower half of its layers are frozen: they have no gradients, so nothing of them travels, and only the
-upper half is in the optimizer. A second model learns the descriptions from scratch, in as many steps. The table compares
-both on a part of the descriptions that neither has seen.
+upper half is in the optimizer. A second model learns the descriptions from scratch, in as many steps. The table
+compares both on a part of the descriptions that neither has seen.
 """
 
 from __future__ import annotations
