@@ -2,7 +2,7 @@
 
 ::
 
-    hvdrun -np 4 python examples/adasum_digits.py --picture adasum.svg
+    hvdrun -np 4 python examples/adasum_digits.py --runs 3 --picture adasum.svg
 
 Four ranks with batches of 64 learn to read handwritten digits, from the same start and with the same images in each
 step, once with ``op=hvd.Average`` and once with ``op=hvd.Adasum``, at several learning rates. AdaSum averages changes

@@ -1,8 +1,8 @@
 """A wide-and-deep recommender with sparse gradients, on a DataFrame: ``python examples/spark_wide_deep.py``.
 
 Spark makes a table of visits: which user saw which item at which hour, for which price, and whether there was a click.
-The wide part of the network remembers each pair of genre and hour. The deep part has an embedding of each user and item,
-from which a small network learns who likes what. A batch has few of the users and items, so the embeddings are
+The wide part of the network remembers each pair of genre and hour. The deep part has an embedding of each user and
+item, from which a small network learns who likes what. A batch has few of the users and items, so the embeddings are
 ``sparse=True``: only the rows of the batch travel, and only they are updated. The last line tells how many bytes that
 saves.
 

@@ -129,7 +129,7 @@ def main() -> None:
     """Train three times; rank 0 prints a line for each, and draws."""
     parser = argparse.ArgumentParser(description="Fine-tune a small transformer on text.")
     add = parser.add_argument
-    add("--pretrain-steps", type=int, default=200, help="on the language reference (%(default)s)")
+    add("--pretrain-steps", type=int, default=300, help="on the language reference (%(default)s)")
     add("--steps", type=int, default=60, help="on the descriptions (%(default)s)")
     add("--batch-size", type=int, default=16, help="pieces of text of each rank (%(default)s)")
     add("--seed", type=int, default=1, help="of all random numbers (%(default)s)")
