@@ -1,7 +1,7 @@
 """The gallery: what each example shows. ``scripts/gallery`` runs examples and keeps what they print and draw.
 
-The text of a page comes from the docstring of its example. Besides the titles below, nothing is written twice. The front
-page, docs/gallery/README.md, is written by ``scripts/gallery``; a test compares it with :func:`index`.
+The text of a page comes from the docstring of its example; the titles are below. ``scripts/gallery`` writes the front
+page, docs/gallery/README.md, too; a test compares it with :func:`index`.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def excerpt(example: Example) -> str:
 
 def run(example: Example) -> None:
     """Run it, and keep its output and its picture."""
-    print(f"$ {example.command}", flush=True)
+    sys.stderr.write(f"$ {example.command}\n")
     with tempfile.TemporaryDirectory() as folder:
         style = Path(folder) / "matplotlibrc"
         style.write_text(STYLE)
