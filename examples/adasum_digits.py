@@ -2,7 +2,7 @@
 
 ::
 
-    hvdrun -np 4 python examples/adasum_digits.py --runs 3 --picture adasum.svg
+    hvdrun -np 4 python examples/adasum_digits.py --runs 3 --picture adasum.png
 
 Four ranks with batches of 64 learn to read handwritten digits, from the same start and with the same images in each
 step, once with ``op=hvd.Average`` and once with ``op=hvd.Adasum``, at several learning rates. AdaSum averages changes
@@ -93,7 +93,7 @@ def main() -> None:
     add("--goal", type=float, default=0.95, help="the accuracy to reach (%(default)s)")
     add("--most-steps", type=int, default=400, help="when to give up (%(default)s)")
     add("--runs", type=int, default=1, help="trainings, each from another start (%(default)s)")
-    add("--picture", metavar="FILE", help="draw the curves into this file, such as adasum.svg")
+    add("--picture", metavar="FILE", help="draw the curves into this file, such as adasum.png")
     arguments = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)

@@ -161,7 +161,7 @@ def main() -> None:
     """Train while nodes come and go, and show what became of the steps."""
     parser = argparse.ArgumentParser(description="Train on nodes that a cloud takes away.")
     add = parser.add_argument
-    add("--pause", type=int, default=40, help="steps between two events (%(default)s)")
+    add("--pause", type=int, default=20, help="steps between two events (%(default)s)")
     add("--picture", metavar="FILE", help="draw the steps into this file, such as preempted.png")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as pool:

@@ -127,7 +127,7 @@ def draw(network: nn.Module, history: list[tuple[float, float]], arguments: argp
     figure, (curves, gallery) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
     for values, label in zip(zip(*history, strict=True), ("loss", "held-out accuracy"), strict=True):
         curves.plot(range(1, len(values) + 1), values, "o-", label=label)
-    curves.set(xlabel="epoch", ylim=0)
+    curves.set(xlabel="epoch", xticks=range(1, len(history) + 1), ylim=0)
     curves.legend()
     pixels = images(arguments.seed)[0][:18]
     guesses = network.eval()(pixels).argmax(dim=1).tolist()
@@ -135,7 +135,8 @@ def draw(network: nn.Module, history: list[tuple[float, float]], arguments: argp
     gallery.imshow(rows.permute(0, 2, 1, 3, 4).reshape(96, 192, 3))
     for place, guess in enumerate(guesses):
         gallery.text(place % 6 * 32 + 2, place // 6 * 32 + 9, guess, color="white", backgroundcolor="black", size=7)
-    gallery.set(title="the network reads", xticks=[], yticks=[])
+    gallery.set_title("the network reads")
+    gallery.axis("off")
     figure.savefig(arguments.picture)
 
 

@@ -115,7 +115,7 @@ def draw(lines: list[str], best: float, path: str) -> None:
     values = [float(line.split()[4]) for line in lines]
     axes.plot(range(1, len(values) + 1), values, "o-", label="wide and deep")
     axes.axhline(best, color="black", lw=0.8, ls=":", label="who knows the true chances")
-    axes.set(xlabel="epoch", ylabel="held-out AUC")
+    axes.set(xlabel="epoch", ylabel="held-out AUC", xticks=range(1, len(values) + 1))
     axes.legend()
     figure.savefig(path)
 

@@ -66,16 +66,18 @@ TOPICS = {
 }
 """Topic -> name of an example -> title."""
 TITLES = {name: title for topic in TOPICS.values() for name, title in topic.items()}
-WITH_LOG = {"elastic_preempted", "elastic_ray", "elastic_same_result", "stalls"}
-"""What the launcher of these says about the ranks is a part of what they show."""
 MXNET = ("mxnet_mnist_gluon", "mxnet_mnist_module")
+WITH_LOG = {"elastic_preempted", "elastic_ray", "elastic_same_result", "stalls", *MXNET}
+"""What they, or their launcher, write into the log is a part of what they show."""
 
 MOST_LINES, EXCERPT_LINES, EXCERPT_COLUMNS = 40, 7, 44
 COMMAND = re.compile(r"(?:hvdrun|python)[^\n`#]*examples/\w+\.py[^\n`#]*")
 PICTURE = re.compile(r" *--picture \S+")
 RANK = re.compile(r"^\[\d+\]<std(?:out|err)>:", re.MULTILINE)
 NOISE = re.compile(
-    r"hvdrun: OMP_NUM_THREADS|View detailed results|To visualize your results|\s*warn|.*Warning: |.*WARN"
+    r"(\[\d+\]<std(out|err)>:)?("
+    r"\s*warn|.*Warning: |.*WARN|hvdrun: OMP_NUM|View detailed|To visualize|Using Spark"  # of most
+    r"|\[.*MKLDNN|Already bound|  self.init_params)"  # of MXNet
 )
 STYLE = """
 axes.spines.top: False
