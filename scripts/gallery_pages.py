@@ -21,6 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "gallery"
 TOPICS = {
+    "Models": {
+        "transformer_finetune": "Fine-tune a transformer",
+        "resnet_cifar": "A ResNet on CIFAR-like images",
+        "gan_ring": "A GAN with two optimizers",
+        "spark_wide_deep": "A wide-and-deep recommender",
+        "adasum_digits": "AdaSum against the average",
+    },
     "First steps": {
         "digits": "The five lines in a script",
         "digits_uneven": "Ranks with different numbers of batches",
@@ -31,13 +38,6 @@ TOPICS = {
         "mxnet_mnist_gluon": "MXNet, with Gluon",
         "mxnet_mnist_module": "MXNet, with the Module API",
         "horovod_digits": "A script for Horovod, as it is",
-    },
-    "Models": {
-        "transformer_finetune": "Fine-tune a transformer",
-        "resnet_cifar": "A ResNet on images like CIFAR-10",
-        "gan_ring": "A GAN with two optimizers",
-        "spark_wide_deep": "A wide-and-deep recommender",
-        "adasum_digits": "AdaSum against the average",
     },
     "Ranks that come and go": {
         "elastic_preempted": "Preempted nodes, and no lost step",
@@ -70,7 +70,7 @@ MXNET = ("mxnet_mnist_gluon", "mxnet_mnist_module")
 WITH_LOG = {"elastic_preempted", "elastic_ray", "elastic_same_result", "stalls", *MXNET}
 """What they, or their launcher, write into the log is a part of what they show."""
 
-MOST_LINES, EXCERPT_LINES, EXCERPT_COLUMNS = 40, 7, 44
+MOST_LINES, EXCERPT_LINES, EXCERPT_COLUMNS = 40, 8, 60
 COMMAND = re.compile(r"(?:hvdrun|python)[^\n`#]*examples/\w+\.py[^\n`#]*")
 PICTURE = re.compile(r" *--picture \S+")
 RANK = re.compile(r"^\[\d+\]<std(?:out|err)>:", re.MULTILINE)
@@ -151,8 +151,8 @@ def page(name: str) -> str:
 
 def index() -> str:
     """The front page: a card for each example, with its picture or the end of what it prints."""
-    head = "# Gallery\n\nFor those who look for a script that is like theirs. Each has made what its card shows; "
-    head += "`scripts/gallery` runs them\nall. A card leads to the script, its command and its whole output.\n"
+    head = "# Gallery\n\nFor those who look for a script that is like theirs. Each script has made what its card shows.\n"
+    head += "A card leads to the script, its command and all that it prints; `scripts/gallery` has run them.\n"
     parts = [head]
     for topic, titles in TOPICS.items():
         cards = "\n".join(card(Example(name), title) for name, title in titles.items())
@@ -164,7 +164,7 @@ def card(example: Example, title: str) -> str:
     """An item of the list that is a grid in the site."""
     script = f"../../examples/{example.name}.py"
     shown = f"[![{title}]({example.picture})]({script})" if example.picture else f"```text\n{excerpt(example)}\n```"
-    blocks = [shown, f"**[{title}]({script})**", example.summary]
+    blocks = [f"**[{title}]({script})**", shown, example.summary]
     return "-   " + "\n\n".join(blocks).replace("\n", "\n    ").replace("\n    \n", "\n\n") + "\n"
 
 

@@ -91,6 +91,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Before MkDocs checks the links of the page."""
     if SIDE_BY_SIDE in markdown:
         page.meta["hide"] = ["navigation", "toc"]
+    if page.file.src_uri == "gallery/README.md":
+        page.meta["hide"] = ["toc"]
     return rewrite_links(markdown, page.file.src_uri)
 
 
