@@ -113,7 +113,7 @@ def main() -> None:
     """Start a cluster, search, and show the trials."""
     parser = argparse.ArgumentParser(description="Search for hyperparameters with Ray Tune.")
     add = parser.add_argument
-    add("--trials", type=int, default=6, help="points to try (%(default)s)")
+    add("--trials", type=int, default=4, help="points to try (%(default)s)")
     add("--epochs", type=int, default=8, help="of the best trials (%(default)s)")
     add("--seed", type=int, default=1, help="of the points (%(default)s)")
     add("--picture", metavar="FILE", help="draw the trials into this file, such as search.svg")

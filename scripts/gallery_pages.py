@@ -151,7 +151,7 @@ def page(name: str) -> str:
 
 def index() -> str:
     """The front page: a card for each example, with its picture or the end of what it prints."""
-    head = "# Gallery\n\nFor those who look for a script that is like theirs. Each script has made what its card shows.\n"
+    head = "# Gallery\n\nFor those who look for a script like theirs. Each script has made what its card shows.\n"
     head += "A card leads to the script, its command and all that it prints; `scripts/gallery` has run them.\n"
     parts = [head]
     for topic, titles in TOPICS.items():

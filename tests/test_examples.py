@@ -130,7 +130,7 @@ def test_fine_tuning_freezes_the_lower_half() -> None:
     assert [row and row[1].strip() for row in rows] == ["pretrained", "fine-tuned", "from scratch"]
     counts = [int(row[2].replace(",", "")) for row in rows if row]
     assert counts[1] < counts[0] == counts[2]
-    assert rows[0] and rows[1] and rows[0][4] == rows[1][3]  # it goes on where the first training has ended
+    assert lines[0].split()[-1] == lines[1].split()[-3]  # it goes on where the first training has ended
 
 
 def test_a_resnet(tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_a_gan() -> None:
 
 
 def test_adasum_needs_fewer_steps_at_a_rate_for_one_rank() -> None:
-    """Losses are random numbers with a seed: the numbers of steps are always the same."""
-    title, _, row = _on_two("adasum_digits.py", "--rates=0.5", "--goal=0.8", "--most-steps=100")
+    """The start and the order of the images have a seed, so the numbers of steps are always the same."""
+    title, _, row = _on_two("adasum_digits.py", "--rates=0.1", "--goal=0.8", "--most-steps=100")
     assert title == "steps to an accuracy of 0.8, 2 ranks x 64 images"
     average, adasum = map(int, row.split()[1:])
     assert adasum < average
