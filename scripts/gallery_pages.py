@@ -77,8 +77,10 @@ RANK = re.compile(r"^\[\d+\]<std(?:out|err)>:", re.MULTILINE)
 NOISE = re.compile(
     r"(\[\d+\]<std(out|err)>:)?("
     r"\s*warn|.*Warning: |.*WARN|hvdrun: OMP_NUM|View detailed|To visualize|Using Spark"  # of most
+    r"|.*\(raylet\)"  # of Ray
     r"|\[.*MKLDNN|Already bound|  self.init_params)"  # of MXNet
 )
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 STYLE = """
 axes.spines.top: False
 axes.spines.right: False
@@ -181,6 +183,7 @@ def run(example: Example) -> None:
         style = Path(folder) / "matplotlibrc"
         style.write_text(STYLE)
         tools = {"MATPLOTLIBRC": str(style), "MPLBACKEND": "agg", "SOURCE_DATE_EPOCH": "0", "COLUMNS": "110"}
+        tools["RAY_AIR_NEW_OUTPUT"] = "0"  # no tables of Ray Tune while it runs
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         command = example.command.split()
         if example.picture:
@@ -198,7 +201,10 @@ def run(example: Example) -> None:
 
 def clean(output: str) -> str:
     """Without names of this machine and the noise of libraries, and not too long."""
-    lines = [line.rstrip() for line in output.replace(socket.gethostname(), "node").splitlines()]
+    host = re.escape(socket.gethostname())
+    short = "node".ljust(len(host))
+    output = re.sub(rf"\b{host} {{{len(short) - len(host)}}}(?= )", short, COLOUR.sub("", output))  # in a table
+    lines = [re.sub(rf"\b{host}\b", "node", line).rstrip() for line in output.splitlines()]
     lines = [line for line in lines if not NOISE.match(line)]
     while lines and not lines[0]:
         lines.pop(0)
