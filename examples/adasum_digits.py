@@ -7,8 +7,9 @@
 Four ranks with batches of 64 learn to read handwritten digits, from the same start and with the same images in each
 step, once with ``op=hvd.Average`` and once with ``op=hvd.Adasum``, at several learning rates. AdaSum averages changes
 that point the same way, and adds up those that have nothing in common. So its step is longer where the ranks have
-learned different things. At a rate that suits one rank, it needs about half the steps. At a larger rate, which a search
-for these four ranks would find, the average needs about as few. The table and the picture show both cases.
+learned different things, and at the smaller rates here it needs a half to two thirds of the steps. At the largest rate,
+which a search for these four ranks finds, the average needs about as few. A number of the table is the median of runs
+from different starts, and the picture has a line for each run.
 """
 
 from __future__ import annotations

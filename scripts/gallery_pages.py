@@ -155,6 +155,7 @@ def index() -> str:
     """The front page: a card for each example, with its picture or the end of what it prints."""
     head = "# Gallery\n\nFor those who look for a script like theirs. Each script has made what its card shows.\n"
     head += "A card leads to the script, its command and all that it prints; `scripts/gallery` has run them.\n"
+    head += "All ran on two cores that did other work, too, so their speeds are no measure.\n"
     parts = [head]
     for topic, titles in TOPICS.items():
         cards = "\n".join(card(Example(name), title) for name, title in titles.items())

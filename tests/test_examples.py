@@ -146,7 +146,7 @@ def test_a_gan() -> None:
     assert [line and int(line[1]) for line in told] == [0, 2, 4, 6, 8]
 
 
-def test_adasum_needs_fewer_steps_at_a_rate_for_one_rank() -> None:
+def test_adasum_needs_fewer_steps_at_a_small_rate() -> None:
     """The start and the order of the images have a seed, so the numbers of steps are always the same."""
     title, _, row = _on_two("adasum_digits.py", "--rates=0.1", "--goal=0.8", "--most-steps=100")
     assert title == "steps to an accuracy of 0.8, 2 ranks x 64 images"
