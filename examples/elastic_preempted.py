@@ -42,7 +42,7 @@ EVENTS = (
 
 @hvd.elastic.run
 def train(state: hvd.elastic.TorchState, network: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Train; rank 0 writes a line for each step that counts."""
+    """Train until the cloud has no more events; rank 0 writes a line for each step."""
     images, labels = digits()
     nodes = hvd.allgather_object((os.environ["HOROVOD_HOSTNAME"], os.getpid()))
     while state.batches.step > 0 or goes_on(folder):
@@ -148,7 +148,7 @@ def draw(lines: list[dict[str, Any]], path: str) -> None:
     figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
     for node in sorted({node for line in lines for node in line["nodes"]}, reverse=True):
         times = [line["time"] - lines[0]["time"] for line in lines if node in line["nodes"]]
-        axes.plot(times, [node] * len(times), "|", ms=16)
+        axes.plot(times, [node] * len(times), "|", ms=16, mew=0.5)
     for (what, _), (old, _) in zip(EVENTS, changes(lines), strict=True):
         node, _, verb = what.partition(" ")
         side = {"ha": "right", "xytext": (-6, 0)} if verb == "comes" else {"ha": "left", "xytext": (6, 0)}
@@ -175,7 +175,7 @@ def main() -> None:
             min_num_proc=1,
             max_num_proc=3,
             host_discovery_script=f"cat '{folder}/nodes'",
-            remote_shell="env NODE={host}",  # ssh {host}
+            remote_shell="env NODE={host}",  # on other machines: ssh {host}
         )
         cloud.result()
         lines = read(folder)
