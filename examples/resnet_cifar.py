@@ -37,7 +37,7 @@ def images(seed: int) -> tuple[Tensor, Tensor]:
     return (dark + (0.5 + bright - dark) * strokes + noise - 0.5) / 0.25, torch.tensor(bunch.target)[order]
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions, and a way around them."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -58,8 +58,8 @@ def resnet(blocks: int, width: int) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), hvd.SyncBatchNorm(width), nn.ReLU()]
     for stage in range(3):
         channels, stride = width * 2**stage, 2 if stage else 1
-        layers.append(Block(channels // stride, channels, stride))
-        layers += [Block(channels, channels, 1) for _ in range(blocks - 1)]
+        layers.append(ResidualBlock(channels // stride, channels, stride))
+        layers += [ResidualBlock(channels, channels, 1) for _ in range(blocks - 1)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10))
 
 

@@ -48,7 +48,7 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-class Transformer(nn.Module):
+class WordModel(nn.Module):
     """Scores for the word behind each word, from those before it."""
 
     def __init__(self, width: int = 32, layers: int = 2) -> None:
@@ -94,7 +94,7 @@ def evaluate(model: nn.Module, text: Tensor) -> float:
     return hvd.metrics.average({"loss": loss_of(model, pieces).item()}, samples=len(pieces))["loss"]
 
 
-def train(name: str, model: Transformer, text: Tensor, held_out: Tensor, steps: int, size: int) -> list[float]:
+def train(name: str, model: WordModel, text: Tensor, held_out: Tensor, steps: int, size: int) -> list[float]:
     """The held-out loss before the training and after every EVERY steps."""
     learns = [(key, parameter) for key, parameter in model.named_parameters() if parameter.requires_grad]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW([parameter for _, parameter in learns], lr=0.01)
@@ -139,7 +139,7 @@ def main() -> None:
     torch.set_num_threads(1)
     hvd.set_seed(arguments.seed)
     (reference, text, held_out), size = texts(), arguments.batch_size
-    model, fresh = Transformer(), Transformer()
+    model, fresh = WordModel(), WordModel()
     train("pretrained", model, reference, held_out, arguments.pretrain_steps, size)
     model.freeze()
     curves = {"fine-tuned": train("fine-tuned", model, text, held_out, arguments.steps, size)}
