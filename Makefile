@@ -12,7 +12,7 @@ SMOKE_VERSIONS = 3.10 3.13
 
 BENCHMARKS = allreduce operations training parameters commits defaults start rounds elastic idle memory traffic simulation ray_train spark_ingest spark_transform spark_fit
 
-.PHONY: help demo docs docs-serve examples mxnet test check pytest test-pygloo test-mxnet smoke benchmarks environment clean
+.PHONY: help demo docs docs-serve gallery examples mxnet test check pytest test-pygloo test-mxnet smoke benchmarks environment clean
 
 help:
 	@echo "make demo          train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
@@ -20,6 +20,7 @@ help:
 	@echo "make mxnet         the examples of MXNet, in an environment of its own"
 	@echo "make docs          the site of docs/ in build/site, in an environment of its own; its links are checked"
 	@echo "make docs-serve    the same in a browser, anew after each change"
+	@echo "make gallery       runs the examples, also those of MXNet, and keeps what they show in docs/gallery"
 	@echo "make test          ruff, mypy and pytest; the tests of MXNet, and of pygloo where there is a Python 3.10"
 	@echo "make check         ruff and mypy; a part of make test"
 	@echo "make pytest        pytest; a part of make test"
@@ -46,6 +47,11 @@ examples: environment
 	$(HVDRUN) -np 2 $(BIN)/python examples/tensorflow_digits.py
 	$(HVDRUN) -np 2 --min-np 1 $(BIN)/python examples/elastic_keras.py
 	$(BIN)/python examples/elastic_same_result.py --events 5
+	$(BIN)/python examples/elastic_preempted.py
+	$(HVDRUN) -np 2 $(BIN)/python examples/transformer_finetune.py
+	$(HVDRUN) -np 2 $(BIN)/python examples/resnet_cifar.py
+	$(HVDRUN) -np 2 $(BIN)/python examples/gan_ring.py
+	$(HVDRUN) -np 4 $(BIN)/python examples/adasum_digits.py
 	$(HVDRUN) -np 2 --horovod-alias $(BIN)/python examples/horovod_digits.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py --model mlp --fp16-allreduce
@@ -53,9 +59,11 @@ examples: environment
 	$(BIN)/python examples/digits_ray.py
 	$(BIN)/python examples/elastic_ray.py --kill
 	$(BIN)/python examples/tune_ray.py
+	$(BIN)/python examples/search_ray.py
 	$(BIN)/python examples/spark_digits.py
 	$(BIN)/python examples/elastic_spark.py
 	$(BIN)/python examples/spark_regression.py
+	$(BIN)/python examples/spark_wide_deep.py
 	$(BIN)/python examples/spark_estimator_torch.py
 	$(BIN)/python examples/spark_estimator_lightning.py
 	$(BIN)/python examples/spark_estimator_keras.py
@@ -66,6 +74,9 @@ mxnet:
 
 docs:
 	@scripts/site '$(VENV)' build
+
+gallery: environment
+	@VENV='$(VENV)' scripts/gallery
 
 docs-serve:
 	@scripts/site '$(VENV)' serve

@@ -85,6 +85,18 @@ def measure(arguments: argparse.Namespace) -> Tensor:
     return hvd.allgather(torch.tensor([rates]), name="rates")
 
 
+def draw(rates: Tensor, path: str) -> None:
+    """A bar for each iteration, with a part for each rank."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+    for rank, speeds in enumerate(rates):
+        axes.bar(range(rates.shape[1]), speeds, bottom=rates[:rank].sum(dim=0), label=f"rank {rank}")
+    axes.set(xlabel="iteration", ylabel="images/s")
+    axes.legend(loc="lower right")
+    figure.savefig(path)
+
+
 def spread(rates: Tensor) -> str:
     """Mean and spread, as text."""
     return f"{rates.mean():.1f} +-{1.96 * rates.std(correction=0):.1f}"
@@ -106,6 +118,7 @@ def main() -> None:
     add("--num-batches-per-iter", type=int, default=10, help="steps of an iteration (%(default)s)")
     add("--num-iters", type=int, default=10, help="iterations (%(default)s)")
     add("--fp16-allreduce", action="store_true", help="let gradients travel in 16 bits")
+    add("--picture", metavar="FILE", help="draw the iterations into this file, such as speed.svg")
     arguments = parser.parse_args()
 
     hvd.init()
@@ -116,6 +129,8 @@ def main() -> None:
     rates = measure(arguments)
     tell(f"Img/sec per rank: {spread(rates)}")
     tell(f"Total img/sec on {hvd.size()} rank(s): {spread(rates.sum(dim=0))}")
+    if arguments.picture and hvd.rank() == 0:
+        draw(rates, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The pages of the site besides those of docs/: README is its front page, and each example is a page. See mkdocs.yml.
+"""The pages of the site besides those of docs/: README is its front page, and each example is a page of the gallery.
 
 Pages link to files of the repository, such as ``../examples/digits.py``, which works where the repository is shown. The
 hooks turn these links into links to the pages.
@@ -10,6 +10,8 @@ import os.path
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from scripts import gallery_pages
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -24,7 +26,7 @@ MARKDOWN = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security-policy.md",
 }
-EXAMPLES = {f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").glob("*.py"))}
+EXAMPLES = {f"examples/{name}.py": f"examples/{name}.md" for name in gallery_pages.TITLES}
 PAGES = {**MARKDOWN, **EXAMPLES, "LICENSE": "license.md"}
 """File of the repository -> page of the site; those of docs/ are pages under their own names."""
 
@@ -61,15 +63,18 @@ def page_of(file: str) -> str:
     if file in MARKDOWN:
         return text
     if file in EXAMPLES:
-        return f"# {Path(file).name}\n\nFor you to copy: the file `{file}`.\n\n```python\n{text}```\n"
+        return gallery_pages.page(Path(file).stem)
     return f"# License\n\nFor everyone who uses or changes hvd-cluster.\n\n```text\n{text}```\n"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Every example gets a place in the section of that name."""
+    """Every example gets a place in the gallery, under its topic."""
     for section in config.nav or []:
-        if "Examples" in section:
-            section["Examples"] += list(EXAMPLES.values())
+        if "Gallery" in section:
+            section["Gallery"] += [
+                {topic: [EXAMPLES[f"examples/{name}.py"] for name in titles]}
+                for topic, titles in gallery_pages.TOPICS.items()
+            ]
     return config
 
 
@@ -86,6 +91,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Before MkDocs checks the links of the page."""
     if SIDE_BY_SIDE in markdown:
         page.meta["hide"] = ["navigation", "toc"]
+    if page.file.src_uri == "gallery/README.md":
+        page.meta["hide"] = ["toc"]
     return rewrite_links(markdown, page.file.src_uri)
 
 

@@ -122,6 +122,50 @@ def test_synthetic_benchmark() -> None:
     assert re.fullmatch(r"Total img/sec on 2 rank\(s\): \d+\.\d \+-\d+\.\d", lines[-1])
 
 
+def test_fine_tuning_freezes_the_lower_half() -> None:
+    small = ["--pretrain-steps=10", "--steps=10", "--batch-size=2"]
+    lines = _on_two("transformer_finetune.py", *small)
+    told = r"(.{20}) +([\d,]+) parameters learn   held-out loss (\d\.\d{3}) -> (\d\.\d{3})"
+    rows = [re.fullmatch(told, line) for line in lines]
+    assert [row and row[1].strip() for row in rows] == ["pretrained", "fine-tuned", "from scratch"]
+    counts = [int(row[2].replace(",", "")) for row in rows if row]
+    assert counts[1] < counts[0] == counts[2]
+    assert lines[0].split()[-1] == lines[1].split()[-3]  # it goes on where the first training has ended
+
+
+def test_a_resnet(tmp_path: Path) -> None:
+    small = ["--epochs=1", "--width=2", "--batch-size=64", "--picture", str(tmp_path / "resnet.png")]
+    [epoch] = _on_two("resnet_cifar.py", *small)
+    assert re.fullmatch(r"epoch  1   loss \d\.\d{4}   held-out accuracy [01]\.\d{4}   [\d,]+ images/s", epoch)
+    assert (tmp_path / "resnet.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_gan() -> None:
+    lines = _on_two("gan_ring.py", "--steps=8", "--batch-size=8")
+    told = [re.fullmatch(r"step +(\d+)   clouds found \d of 8   points in a cloud .*%", line) for line in lines]
+    assert [line and int(line[1]) for line in told] == [0, 2, 4, 6, 8]
+
+
+def test_adasum_needs_fewer_steps_at_a_small_rate() -> None:
+    """The start and the order of the images have a seed, so the numbers of steps are always the same."""
+    title, _, row = _on_two("adasum_digits.py", "--rates=0.1", "--goal=0.8", "--most-steps=100")
+    assert title == "steps to an accuracy of 0.8, 2 ranks x 64 images"
+    average, adasum = map(int, row.split()[1:])
+    assert adasum < average
+
+
+def test_no_step_is_lost_on_preempted_nodes() -> None:
+    _, *events, end = _lines(sys.executable, str(EXAMPLES / "elastic_preempted.py"), "--pause", "2")
+    assert [re.sub(r" {2,}.*", "", line) for line in events] == [
+        "spot-2 gets a notice",
+        "spot-4 comes",
+        "spot-3 dies",
+        "spot-5 comes",
+    ]
+    assert all(re.fullmatch(r".* s +0 +\d+", line) for line in events)
+    assert re.fullmatch(r"\d+ steps, accuracy [01]\.\d{4}", end)
+
+
 def test_every_model_of_the_synthetic_benchmark_learns() -> None:
     models = runpy.run_path(str(EXAMPLES / "synthetic_benchmark.py"))["MODELS"]
     assert set(models) == {"cnn", "mlp", "vit"}

@@ -57,6 +57,16 @@ def test_regression_says_that_it_has_not_learned_enough():
     assert f"held-out error: {error}" in run.stderr  # the ranks and Spark see the same rows and the same network
 
 
+def test_a_recommender_with_sparse_gradients():
+    run = run_example("spark_wide_deep.py", "--rows", "4000", "--epochs", "1")
+    assert run.returncode == 0, run.stderr
+    epoch, best, size = run.stdout.splitlines()
+    assert re.fullmatch(r"epoch 1   held-out AUC \d\.\d{4} +[\d,]+ rows/s", epoch)
+    assert re.fullmatch(r"who knows the true chances has 0\.[89]\d{3}", best)
+    sparse, dense = re.fullmatch(r"gradients of a step: ([\d,]+) bytes, dense they would be ([\d,]+)", size).groups()
+    assert int(sparse.replace(",", "")) < int(dense.replace(",", ""))
+
+
 def test_an_estimator():
     run = run_example("spark_estimator_torch.py", "--epochs", "6")
     assert run.returncode == 0, run.stderr
