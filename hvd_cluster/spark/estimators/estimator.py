@@ -6,8 +6,8 @@ import inspect
 import posixpath
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -93,6 +93,14 @@ class FitPlan:
     show: Callable[[FitProgress], None] | None
     environment: Mapping[str, str]
 
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Inside, the folder of the run belongs to this fit, and says what the fit is about. Raises ValueError."""
+        with self.run.taken():  # first, because the folder of a fit under way must stay as it is
+            about = {"features": self.columns.features, "labels": self.columns.labels}
+            self.run.check_writable({**about, "epochs": self.settings["epochs"]})
+            yield
+
     def on_dataframe(self, df: DataFrame) -> FitResult:
         """The fit on workers that get the rows straight from Spark, if their backend can do that."""
         if callable(getattr(self.backend, ROW_CALL, None)):
@@ -167,14 +175,14 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
         plan = self._plan(df)
         has_others = plan.settings["validation"] is None and store.is_parquet_dataset(others)
         rows = rows_of(with_boolean_validation(df, plan.settings["validation"]), **plan.rows)
-        with plan.run.taken():
+        with plan.taken():
             return self._finished(plan, plan.on_files(ParquetRows(store, path, rows, others if has_others else None)))
 
     @override
     def _fit(self, dataset: DataFrame) -> Any:
         plan = self._plan(dataset)
         df = with_boolean_validation(dataset, plan.settings["validation"])
-        with plan.run.taken():
+        with plan.taken():
             return self._finished(plan, plan.on_dataframe(df))
 
     def _finished(self, plan: FitPlan, result: FitResult) -> HorovodModel:
@@ -194,7 +202,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Persistent):
             settings = {**settings, "verbose": 0}  # or lines for the driver would stand in the output of a worker
         run = RunFolder.of(settings["store"], settings["run_id"], self.RUN_PREFIX)
         train, arguments = self._training(settings, columns, run, bool(elastic))
-        run.check_writable({"features": columns.features, "labels": columns.labels, "epochs": settings["epochs"]})
         show = progress.display() if settings["verbose"] else None
         metadata = metadata_of(dataset, columns)
         variables = self._environment(settings)

@@ -7,6 +7,8 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from hvd_cluster.spark.estimators.columns import FitColumns
+from hvd_cluster.spark.estimators.estimator import FitPlan
 from hvd_cluster.spark.estimators.run import EpochRange, RunFolder, fingerprint
 from hvd_cluster.spark.estimators.store import Store
 
@@ -104,6 +106,23 @@ def test_two_fits_of_one_run_at_once_are_refused(tmp_path):
                 pass
     with RunFolder(None, "mine").taken(), RunFolder(None, "mine").taken():
         pass
+
+
+def test_a_fit_that_is_refused_leaves_the_folder_of_the_other_one_alone(tmp_path):
+    """The files say what the fit under way is about."""
+    run = RunFolder.of(Store.create(tmp_path), "mine", "pytorch")
+    first, second = (plan_of(run, epochs) for epochs in (3, 7))
+    with first.taken():
+        with pytest.raises(ValueError, match="has that run under way"), second.taken():
+            pass
+        about = json.loads((tmp_path / "runs/mine/fit.json").read_text())
+    assert about == {"features": ["x"], "labels": ["y"], "epochs": 3}
+
+
+def plan_of(run, epochs):
+    """One that nobody carries out."""
+    columns = FitColumns(["x"], ["y"])
+    return FitPlan({"epochs": epochs}, columns, {}, run, None, {}, {}, print, (), None, {})
 
 
 def test_without_a_store_nothing_is_written():
