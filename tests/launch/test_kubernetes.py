@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from tests.launch.launch_files import FILES, ROOT, changed, constraints, documen
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 FOLDER = FILES / "kubernetes"
-JOB, MPI_JOB, RAY_JOB = (FOLDER / f"{name}.yaml" for name in ("job", "mpijob", "rayjob"))
+NAMES = ("job", "mpijob", "rayjob", "rayjob_elastic")
+JOB, MPI_JOB, RAY_JOB, ELASTIC_RAY_JOB = (FOLDER / f"{name}.yaml" for name in NAMES)
 REDUCED = {"MPIJob": "mpijob", "RayJob": "rayjob"}
 VERSION = "1.37"
 
@@ -58,7 +60,7 @@ def _templates(value: Any) -> Iterator[dict[str, Any]]:
             yield from _templates(each)
 
 
-@pytest.mark.parametrize("path", [JOB, MPI_JOB, RAY_JOB], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [JOB, MPI_JOB, RAY_JOB, ELASTIC_RAY_JOB], ids=lambda path: path.name)
 def test_schemas_accept(path: Path) -> None:
     assert problems(path.read_text()) == []
 
@@ -75,6 +77,10 @@ def test_schemas_accept(path: Path) -> None:
         (RAY_JOB, "entrypoint:", "entryPoint:", "entryPoint"),
         (RAY_JOB, 'num-cpus: "0"', "num-cpus: 0", "num-cpus"),
         (RAY_JOB, "mountPath:", "mountpath:", "mountPath"),
+        (ELASTIC_RAY_JOB, "upscalingMode: Default", "upscalingMode: Fast", "Fast"),
+        (ELASTIC_RAY_JOB, "idleTimeoutSeconds: 60", "idleTimeoutSecond: 60", "idleTimeoutSecond"),
+        (ELASTIC_RAY_JOB, "operator: Equal", "operater: Equal", "operater"),
+        (ELASTIC_RAY_JOB, "terminationGracePeriodSeconds: 45", "terminationGracePeriod: 45", "terminationGracePeriod"),
     ],
 )
 def test_schemas_would_object(path: Path, old: str, new: str, told: str) -> None:
@@ -142,3 +148,49 @@ def test_the_ray_job_fits_its_cluster() -> None:
     assert f"num_workers={workers['replicas']}" in code["data"]["train.py"]
     assert [volume["configMap"]["name"] for volume in head["volumes"]] == [code["metadata"]["name"]]
     assert workers["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "1"
+
+
+def elastic_groups() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The head, and the groups of workers by name."""
+    cluster = documents(ELASTIC_RAY_JOB)[1]["spec"]["rayClusterSpec"]
+    return cluster["headGroupSpec"], {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
+
+
+def test_the_elastic_ray_job_fits_its_cluster() -> None:
+    code, job = documents(ELASTIC_RAY_JOB)
+    cluster = job["spec"]["rayClusterSpec"]
+    head, groups = elastic_groups()
+    head = head["template"]["spec"]
+    [folder] = [mount["mountPath"] for mount in head["containers"][0]["volumeMounts"]]
+    assert cluster["rayVersion"] == constraints()["ray"]
+    assert cluster["enableInTreeAutoscaling"] is True
+    assert job["spec"]["entrypoint"] == f"python {folder}/{next(iter(code['data']))}"
+    assert [volume["configMap"]["name"] for volume in head["volumes"]] == [code["metadata"]["name"]]
+    least, most = (sum(group[f"{end}Replicas"] for group in groups.values()) for end in ("min", "max"))
+    assert f"num_workers={most}, min_workers={least}, max_workers={most}" in code["data"]["train.py"]
+    for group in groups.values():
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "1"
+    compile(code["data"]["train.py"], "train.py", "exec")
+
+
+def test_the_head_and_the_base_stay_away_from_the_nodes_that_go() -> None:
+    head, groups = elastic_groups()
+    [(key, value)] = groups["spot"]["template"]["spec"]["nodeSelector"].items()
+    [toleration] = groups["spot"]["template"]["spec"]["tolerations"]
+    assert (toleration["key"], toleration["value"]) == (key, value)
+    for group in (head, groups["base"]):
+        affinity = group["template"]["spec"]["affinity"]["nodeAffinity"]
+        [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert term["matchExpressions"] == [{"key": key, "operator": "DoesNotExist"}]
+
+
+def test_a_pod_on_a_spot_node_drains_before_it_is_killed() -> None:
+    ray = find_spec("ray")
+    if ray is None or ray.origin is None:
+        pytest.skip("Ray is not installed")
+    _, groups = elastic_groups()
+    pod = groups["spot"]["template"]["spec"]
+    [variable] = pod["containers"][0]["env"]
+    assert variable["name"] in (Path(ray.origin).parent / "_private" / "ray_constants.py").read_text()
+    assert 0 < float(variable["value"]) < pod["terminationGracePeriodSeconds"]

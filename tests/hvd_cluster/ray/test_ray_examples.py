@@ -42,3 +42,17 @@ def test_a_worker_is_killed_and_the_others_go_on():
     assert re.search(r"rank 1 is process \d+", run.stdout)
     assert re.search(r"world 1: 1 rank, rank 1 on host \S+ lost \((died: .*|ended)\), resumed after", run.stderr)
     assert re.search(r"parameters: bit for bit the same on (\d) of \1 ranks", run.stdout)
+
+
+@pytest.mark.timeout(240)
+def test_the_script_of_the_elastic_ray_job(tmp_path):
+    """Ray has four slots here, as many as the pods of its cluster on Kubernetes."""
+    yaml = pytest.importorskip("yaml")
+    manifest = ROOT / "docs" / "launch" / "files" / "kubernetes" / "rayjob_elastic.yaml"
+    script = next(yaml.safe_load_all(manifest.read_text()))["data"]["train.py"]
+    assert "args=[100]" in script
+    start = "import ray\nray.init(num_cpus=4, include_dashboard=False)\n"
+    (tmp_path / "train.py").write_text(start + script.replace("args=[100]", "args=[1]"))
+    run = run_example(tmp_path / "train.py")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "workers at the end: 4"

@@ -115,3 +115,23 @@ def test_elastic_digits():
     [epoch] = [line for line in lines if ">:epoch" in line]  # ranks may say late who they are
     assert re.fullmatch(EPOCH.format(number=" 1", told="   ranks 2"), epoch)
     assert re.fullmatch(AGREE, verdict)
+
+
+def test_the_script_of_the_launch_files():
+    """As ``docs/launch/files/yarn/submit_elastic.sh`` starts it, with another master."""
+    script = ROOT / "docs" / "launch" / "files" / "spark" / "train.py"
+    submit = [Path(sys.executable).with_name("spark-submit"), "--master", "local-cluster[2,1,1024]"]
+    conf = ["--conf", "spark.driver.host=127.0.0.1", "--driver-java-options", JAVA_OPTIONS]
+    variables = {"PYTHONPATH": startup.PATH, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    run = subprocess.run(
+        [*submit, *conf, script, "--workers", "2", "--fewest", "1", "--epochs", "1"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    told = re.findall(r"^rank (\d) of 2: norm of the weights (\d\.\d{4})$", run.stdout, re.MULTILINE)
+    assert [rank for rank, _ in told] == ["0", "1"]
+    assert len({norm for _, norm in told}) == 1
