@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What one command took, in seconds."""
+    """The seconds of one command, and those of CPU of its processes."""
 
     wall: float
     cpu: float
