@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hvd_cluster.spark.rows.columns import ColumnKind, Stack
+
+if TYPE_CHECKING:  # an import would take a worker, which does not need PySpark, a second
+    from pyspark.sql import Column, DataFrame
 
 __all__ = ["FitColumns", "Names"]
 
@@ -150,6 +150,8 @@ def with_boolean_validation(df: DataFrame, validation: Any) -> DataFrame:
         return df
     if df.schema[validation].dataType.typeName() not in FRACTIONS:
         return df
+    from pyspark.sql import functions as F
+
     number = quoted(validation).cast("double")
     # For Spark NaN is more than 0. Here it becomes a null, which the fit refuses.
     return df.withColumn(validation, F.when(~F.isnan(number), number > 0))
@@ -157,6 +159,8 @@ def with_boolean_validation(df: DataFrame, validation: Any) -> DataFrame:
 
 def quoted(name: str) -> Column:
     """The column of that name, which may have dots and backticks in it."""
+    from pyspark.sql import functions as F
+
     return F.col("`{}`".format(name.replace("`", "``")))
 
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pyspark.ml import Estimator
 from pyspark.sql import DataFrame
@@ -32,12 +32,10 @@ from hvd_cluster.spark.estimators.params import EstimatorParams
 from hvd_cluster.spark.estimators.parquet import ParquetRows
 from hvd_cluster.spark.estimators.persistence import Persistent
 from hvd_cluster.spark.estimators.progress import FitProgress
-from hvd_cluster.spark.estimators.run import RunFolder
+from hvd_cluster.spark.estimators.run import RunFolder, with_widths
 from hvd_cluster.spark.rows.columns import Stack
 
 __all__ = ["FitPlan", "HorovodEstimator", "HorovodModel"]
-
-T = TypeVar("T")
 
 
 def check_steps(settings: Mapping[str, Any], elastic: bool) -> None:
@@ -52,11 +50,6 @@ def check_steps(settings: Mapping[str, Any], elastic: bool) -> None:
 def shows_progress(method: Callable[..., Any]) -> bool:
     """Whether ``method`` of a backend takes ``show``, as those of a SparkBackend do."""
     return "show" in inspect.signature(method).parameters
-
-
-def with_widths(shard: Any, train: Callable[..., T], *arguments: Any) -> tuple[T, tuple[int, ...]]:
-    """The outcome of ``train`` on this rank, and how many values its rows have in each input; nothing without rows."""
-    return train(shard, *arguments), shard.feature_widths()
 
 
 @dataclass(frozen=True)

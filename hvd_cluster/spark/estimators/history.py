@@ -129,20 +129,33 @@ def losses_of(record: Mapping[str, Any]) -> tuple[float, float | None]:
 class BestEpoch:
     """The best epoch so far: its number, the loss of its validation, and the states of model and optimizer.
 
-    Without validation it is the last one, whose states are the present ones. ``measure`` says what the loss is of.
+    Without validation it is the last one, whose states are the present ones. ``measure`` says what the loss is of, and
+    ``rows`` over how many rows of all ranks.
     """
 
     epoch: int = -1
     loss: float | None = None
     states: dict[str, Any] = field(default_factory=dict)
     measure: str = ""
+    rows: int = 0
 
-    def yields_to(self, value: float | None, measure: str) -> bool:
+    def yields_to(self, value: float | None, measure: str, rows: int) -> bool:
         """Whether an epoch with the monitored ``value`` replaces this one: it is better, or of another ``measure``.
 
         A fit that goes on from a checkpoint may have another loss, whose values cannot be compared with earlier ones.
+        Values over other rows are compared, as there are no better ones; rank 0 logs it.
         """
-        return measure != self.measure or is_better(value, self.loss)
+        if measure != self.measure:
+            return True
+        if value is not None and self.loss is not None and rows != self.rows and basics.rank() == 0:
+            logger.warning(
+                "the best epoch so far, %d, was validated over %d rows, and the present one over %d, because ranks came "
+                "or left; their losses are compared all the same",
+                self.epoch + 1,
+                self.rows,
+                rows,
+            )
+        return is_better(value, self.loss)
 
 
 def is_better(value: float | None, best: float | None) -> bool:

@@ -7,18 +7,20 @@ import json
 import posixpath
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from types import CellType, CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hvd_cluster.spark.estimators.store import Store
 
-__all__ = ["EpochRange", "FitSettings", "RunFolder", "parameter", "unreadable"]
+__all__ = ["EpochRange", "FitSettings", "RunFolder", "parameter", "unreadable", "with_widths"]
+
+T = TypeVar("T")
 
 PARAMETER = "parameter"
 MEASURING = (
@@ -32,6 +34,11 @@ MEASURING = (
 )
 """The parameters that decide what the loss of a validation is."""
 DEEPEST = 4
+
+
+def with_widths(shard: Any, train: Callable[..., T], *arguments: Any) -> tuple[T, tuple[int, ...]]:
+    """The outcome of ``train`` on this rank, and how many values its rows have in each input; nothing without rows."""
+    return train(shard, *arguments), shard.feature_widths()
 
 
 def parameter(name: str) -> Mapping[str, str]:

@@ -97,6 +97,7 @@ class EpochFirst(keras.callbacks.Callback):  # type: ignore[misc]
         total = over_all_ranks({"train": self._averages, "validation": training.validated()})
         validates = training.shard.validation is not None
         check_rows(epoch, total, validates and basics.rank() == 0)
+        training.validation_rows = total["validation"].rows
         training.history.append(record_of(epoch, total, training.reporter.seconds()))
         logs.clear()
         logs.update(flat(training.history[-1]))
@@ -143,10 +144,10 @@ class EpochLast(keras.callbacks.Callback):  # type: ignore[misc]
             training.reporter.end(epoch, training.epochs.end, record["rows"], loss, validation_loss)
 
     def _keep(self, epoch: int, value: float | None) -> None:
-        training = self._training
-        if training.best.yields_to(value, training.fit.measure):
+        training, rows = self._training, self._training.validation_rows
+        if training.best.yields_to(value, training.fit.measure, rows):
             states = {} if value is None else training.states()
-            training.best = BestEpoch(epoch, value, states, training.fit.measure)
+            training.best = BestEpoch(epoch, value, states, training.fit.measure, rows)
 
 
 class RestOfEpoch(keras.callbacks.Callback):  # type: ignore[misc]

@@ -106,6 +106,7 @@ class KerasTraining:
         self.model = fit.model
         self.history: History = []
         self.best = BestEpoch()
+        self.validation_rows = 0
         self.epochs = EpochRange.of(fit.epochs)
         self.reporter = ProgressReporter(bool(fit.verbose))
         self._has_averages = False

@@ -324,9 +324,11 @@ class FitRecorder(Callback):
             self._warn_of_no_value()
             if best.loss is not None and best.measure == self._measure:  # an epoch without validation
                 return
-        if best.yields_to(value, self._measure):
+        validation = self._record.totals.get("validation")
+        rows = validation.rows if validation is not None else 0
+        if best.yields_to(value, self._measure, rows):
             keeps = value is not None and (basics.rank() == 0 or self._record.is_elastic)
-            self._record.best = BestEpoch(epoch, value, self._states() if keeps else {}, self._measure)
+            self._record.best = BestEpoch(epoch, value, self._states() if keeps else {}, self._measure, rows)
 
     def _warn_of_no_value(self) -> None:
         if "validation" in self._record.totals and not self._has_warned and basics.rank() == 0:

@@ -189,7 +189,7 @@ class CombinedLoss:
     def __call__(
         self, outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], sample_weights: torch.Tensor | None
     ) -> torch.Tensor:
-        """The loss of a batch, a tensor of one element. Raises ValueError for labels of a shape that does not fit."""
+        """The loss of a batch, a tensor of one element. Raises ValueError for labels that do not fit."""
         parts = zip(self._losses, self._weights, outputs, labels, strict=True)
         values = [
             _times(weight, _mean(_checked(loss, output, label), sample_weights))
@@ -211,6 +211,19 @@ def _checked(loss: Loss, output: torch.Tensor, label: torch.Tensor) -> torch.Ten
                 f"the output of the model has the shape {tuple(output.shape)}, but the label {tuple(label.shape)}; "
                 "let the model return as many numbers for a row as the label has, or give label_shapes or another loss"
             ) from warning
+        except IndexError as error:
+            raise _of_classes(error, output, label) from error
+
+
+def _of_classes(error: IndexError, output: torch.Tensor, label: torch.Tensor) -> Exception:
+    """What is wrong with labels that are no class of the output; ``error`` itself where they are no classes."""
+    if label.is_floating_point() or output.ndim < 2 or not label.numel():
+        return error
+    classes = output.shape[1]
+    return ValueError(
+        f"a batch has labels from {int(label.min())} to {int(label.max())}, but the model has {classes} outputs for a "
+        f"row, so the classes are 0 to {classes - 1}; correct the label column, or let the model have more outputs"
+    )
 
 
 def _times(weight: float, loss: torch.Tensor) -> torch.Tensor:

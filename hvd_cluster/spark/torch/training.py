@@ -385,7 +385,7 @@ class Training:
         stop = self._stops()
         if stop:
             self.epochs = EpochRange(self.epochs.first, self._epoch + 1)
-        self._keep(validation_loss)
+        self._keep(validation_loss, total["validation"].rows)
         if basics.rank() == 0:
             self._save()
             self.reporter.end(self._epoch, self.epochs.end, total["train"].rows, loss, validation_loss)
@@ -399,11 +399,11 @@ class Training:
             callback.on_epoch_end(self._epoch, self.history)
         return any_rank(any(callback.stop_training for callback in self.fit.callbacks), "stop")
 
-    def _keep(self, loss: float | None) -> None:
+    def _keep(self, loss: float | None, rows: int) -> None:
         """The states of this epoch, where it is the best so far; ranks that come and go all have them."""
         measure = self.fit.measure
-        if (basics.rank() == 0 or self.fit.elastic) and self.best.yields_to(loss, measure):
-            self.best = BestEpoch(self._epoch, loss, {} if loss is None else self._states(), measure)
+        if (basics.rank() == 0 or self.fit.elastic) and self.best.yields_to(loss, measure, rows):
+            self.best = BestEpoch(self._epoch, loss, {} if loss is None else self._states(), measure, rows)
 
     def _save(self) -> None:
         """Write the checkpoint. It has the states of the best epoch only where they are not those of the last."""

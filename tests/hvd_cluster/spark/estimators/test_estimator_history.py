@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_cluster.spark.estimators.history import RowAverages, has_stalled, is_better, merged, over_all_ranks
+from hvd_cluster.core import basics
+from hvd_cluster.spark.estimators.history import (
+    BestEpoch,
+    RowAverages,
+    has_stalled,
+    is_better,
+    merged,
+    over_all_ranks,
+)
 
 batches = st.lists(st.tuples(st.integers(1, 50), st.floats(-100, 100)), max_size=8)
 
@@ -78,6 +86,18 @@ def test_the_exchange_between_ranks(ranks):
 )
 def test_which_epoch_is_better(value, best, better):
     assert is_better(value, best) is better
+
+
+def test_validations_over_other_rows_are_compared_with_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr(basics, "rank", lambda: 0)
+    best = BestEpoch(1, 0.5, {}, "mse", rows=80)
+    assert best.yields_to(0.4, "mse", 80)
+    assert best.yields_to(9.0, "mae", 40)
+    assert best.yields_to(None, "mse", 0)
+    assert not caplog.records
+    assert not best.yields_to(0.6, "mse", 40)
+    (record,) = caplog.records
+    assert "best epoch so far, 2, was validated over 80 rows, and the present one over 40" in record.getMessage()
 
 
 @pytest.mark.parametrize(

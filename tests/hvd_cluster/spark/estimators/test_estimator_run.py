@@ -2,6 +2,10 @@
 
 import functools
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 
 import cloudpickle
 import numpy as np
@@ -138,3 +142,14 @@ def test_a_store_that_keeps_no_runs(tmp_path):
     run.write(b"weights", [])
     assert run.read() is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not all(map(find_spec, ("torch", "lightning", "keras"))), reason="needs all frameworks")
+def test_trainings_do_not_load_pyspark():
+    """A worker has no use for it, and would start a second later."""
+    names = ("hvd_cluster.spark.lightning.training", "hvd_cluster.spark.keras.training")
+    script = f"import sys, {', '.join(names)}; print('pyspark' in sys.modules)"
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "False\n"

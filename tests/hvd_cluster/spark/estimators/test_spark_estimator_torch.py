@@ -94,6 +94,18 @@ def test_all_kinds_of_columns_in_one_fit(spark):
     assert not torch.equal(model.first.weight, fitted.getModel().first.weight)
 
 
+def test_a_worker_does_not_load_pyspark(spark):
+    """Which would take it a second at the start of each fit."""
+
+    class Look(FitCallback):
+        def on_epoch_begin(self, epoch):
+            import sys
+
+            assert "pyspark" not in sys.modules
+
+    assert len(linear(callbacks=[Look()]).fit(points(spark, 40)).getHistory()) == 1
+
+
 def png(number):
     """A picture of 2 x 2 points, or its bytes where there is no library for pictures."""
     try:

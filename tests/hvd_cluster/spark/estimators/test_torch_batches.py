@@ -159,6 +159,19 @@ def test_a_label_that_torch_would_repeat_is_refused(name):
     assert quantiles([torch.ones(4, 3)], [torch.zeros(4)], None) == 1  # a loss that repeats it on purpose
 
 
+def test_a_class_that_the_model_does_not_have():
+    loss = CombinedLoss([torch.nn.functional.cross_entropy], None, False)
+    message = "labels from 0 to 7, but the model has 5 outputs for a row, so the classes are 0 to 4; correct the label"
+    with pytest.raises(ValueError, match=message):
+        loss([torch.zeros(2, 5)], [torch.tensor([0, 7])], None)
+
+    def users_own(output, label):
+        raise IndexError("mine")
+
+    with pytest.raises(IndexError, match="mine"):
+        CombinedLoss([users_own], None, False)([torch.zeros(2, 5)], [torch.zeros(2)], None)
+
+
 def test_a_loss_that_cannot_weigh_rows():
     with pytest.raises(ValueError, match=r"takes no argument reduction.*reduction='none'"):
         unreduced(lambda output, label: (output - label).mean())
