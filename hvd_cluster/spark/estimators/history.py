@@ -149,8 +149,8 @@ class BestEpoch:
             return True
         if value is not None and self.loss is not None and rows != self.rows and basics.rank() == 0:
             logger.warning(
-                "the best epoch so far, %d, was validated over %d rows, and the present one over %d, because ranks came "
-                "or left; their losses are compared all the same",
+                "the best epoch so far, %d, was validated over %d rows, and the present one over %d, because ranks "
+                "came or left; their losses are compared all the same",
                 self.epoch + 1,
                 self.rows,
                 rows,

@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import fs as pafs
 from pyarrow import parquet
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from collectives import override
 from hvd_cluster.core import basics
-from hvd_cluster.spark.dataframe import require_dataframe, rows_of
 from hvd_cluster.spark.estimators.columns import quoted, with_boolean_validation
 from hvd_cluster.spark.estimators.store import AbstractFilesystemStore
 from hvd_cluster.spark.rows import order as row_order
@@ -32,6 +29,9 @@ from hvd_cluster.spark.rows.conversion import Array, Converter
 from hvd_cluster.spark.rows.feed import Rows
 from hvd_cluster.spark.rows.strings import array_bytes
 from hvd_cluster.spark.rows.torch_data_loader import current_worker
+
+if TYPE_CHECKING:  # a worker, which does not need PySpark, loads this module for the shard
+    from pyspark.sql import DataFrame
 
 __all__ = ["ParquetRows", "ParquetShard", "check_validation", "prepare_data", "to_list"]
 
@@ -261,6 +261,8 @@ def prepare_data(
         ValueError: a column does not exist, or cannot be a tensor; nothing was written.
         TypeError: ``df`` is no DataFrame of Spark.
     """
+    from hvd_cluster.spark.dataframe import require_dataframe, rows_of
+
     require_dataframe(df)
     check_validation(validation, df)
     marked = with_boolean_validation(df, validation)
@@ -277,6 +279,8 @@ def prepare_data(
 
 def _parts(df: DataFrame, validation: float | str | None) -> list[DataFrame]:
     """The rows for training and, if there are any, those for validation."""
+    from pyspark.sql import functions as F
+
     if isinstance(validation, str):
         column = quoted(validation)
         kept_apart = column if df.schema[validation].dataType.typeName() == "boolean" else column > 0

@@ -147,8 +147,9 @@ def test_a_store_that_keeps_no_runs(tmp_path):
 @pytest.mark.skipif(not all(map(find_spec, ("torch", "lightning", "keras"))), reason="needs all frameworks")
 def test_trainings_do_not_load_pyspark():
     """A worker has no use for it, and would start a second later."""
-    names = ("hvd_cluster.spark.lightning.training", "hvd_cluster.spark.keras.training")
-    script = f"import sys, {', '.join(names)}; print('pyspark' in sys.modules)"
+    names = "lightning.training", "keras.training", "estimators.parquet"
+    script = "".join(f"import hvd_cluster.spark.{name}\n" for name in names)
+    script += "import sys; print('pyspark' in sys.modules)"
     environment = {**os.environ, "KERAS_BACKEND": "torch"}
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
