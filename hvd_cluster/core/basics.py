@@ -312,6 +312,7 @@ def _shut_down_at_exit() -> None:
     for engine in _process.ending:
         engine.shut_down_at_exit(_process.exit)
     _process.launcher.close()
+    memory.leave_to_kernel()
 
 
 atexit.register(_shut_down_at_exit)

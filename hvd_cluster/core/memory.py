@@ -1,4 +1,5 @@
 """Memory that is used again: that of large results, once no array views it, and that of the temporary arrays of a step.
+And memory that a process leaves to the kernel at its end.
 
 The kernel hands out new memory page by page, and clears each page first. For a result of 64 MB that takes longer than
 the collective itself. So a returned block is kept for the next result of its size, and new blocks consist of huge pages
@@ -9,6 +10,8 @@ back in each step, so malloc of glibc keeps them.
 from __future__ import annotations
 
 import ctypes
+import gc
+import io
 import mmap
 import os
 import threading
@@ -200,6 +203,21 @@ def keep_freed_memory(environment: Mapping[str, str], local_size: int) -> bool:
         return False
     has_set = [set_option(MMAP_THRESHOLD, min(kept, size)) for size in (MOST_OF_OLD_MALLOC, LARGEST_ARRAY)]
     return any(has_set) and bool(set_option(TRIM_THRESHOLD, kept))
+
+
+WRITERS = io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper
+
+
+def leave_to_kernel() -> None:
+    """Let the process end without freeing its objects one by one: TensorFlow makes so many that it would take seconds.
+
+    Files in cycles of references, which only the garbage collector would close, get what is in their buffers.
+    """
+    for found in gc.get_objects():
+        if type(found) in WRITERS:
+            with suppress(Exception):  # it is closed, or broken; Python ignores that at its end, too
+                found.flush()
+    gc.freeze()
 
 
 results = ResultMemory()

@@ -124,6 +124,33 @@ def run_on_hosts(network, arguments):
         return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
+CYCLE = """
+import atexit, gc
+atexit.register(lambda: print(gc.get_freeze_count() > 1000))
+from hvd_cluster.core import basics
+
+
+class Log:
+    def __init__(self):
+        self.file = open("log", "w")
+        self.file.write("the last line")
+        self.own = self
+
+
+log = Log()
+closed = open("closed", "w")
+closed.close()
+"""
+
+
+def test_the_end_frees_no_objects_but_writes_files(tmp_path):
+    """Also a file that only the garbage collector would close."""
+    command = [sys.executable, "-W", "ignore", "-c", CYCLE]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert (result.stdout, result.stderr) == ("True\n", "")
+    assert (tmp_path / "log").read_text() == "the last line"
+
+
 @pytest.mark.parametrize(("daemon", "ending", "held"), [(True, True, True), (False, True, False), (True, False, False)])
 def test_only_daemon_threads_of_a_process_that_ends_are_held(daemon, ending, held):
     exit, order = ProcessExit(), []
