@@ -108,10 +108,10 @@ def introduce(sock: socket.socket, secret: bytes, hello: bytes, end: str) -> tup
     return sealer, Opener(incoming)
 
 
-def receive_frame(sock: socket.socket, end: str) -> bytes:
-    """The next frame, of LONGEST_HELLO bytes at most. Raises the errors of :func:`receive`, and PermissionError."""
+def receive_frame(sock: socket.socket, end: str, limit: int = LONGEST_HELLO) -> bytes:
+    """The next frame, of ``limit`` bytes at most. Raises the errors of :func:`receive`, and PermissionError."""
     (length,) = LENGTH.unpack(receive(sock, HEADER_BYTES, end))
-    check_length(length, LONGEST_HELLO)
+    check_length(length, limit)
     return receive(sock, length, end)
 
 

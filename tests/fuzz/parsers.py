@@ -33,7 +33,7 @@ from collectives.settings import Settings
 from collectives.store.service import _parse_target, _parse_values, _Refusal
 from collectives.store.signing import RefusedError, ServerTime
 from executors.agents.hosts.messages import AgentHello
-from executors.agents.spark.connection import TaskIdentity
+from executors.agents.spark.connection import TaskHello
 from executors.dashboard.picture import Address
 from executors.job.discovery import DiscoveryError, parse_host_file, parse_host_list, parse_hosts
 from executors.job.job import JobSecret
@@ -133,7 +133,7 @@ SETTINGS = [
     lines(HOROVOD_TIMELINE="/tmp/t.json", HOROVOD_LOG_LEVEL="info", HOROVOD_CPU_OPERATIONS="shm", HVD_TCP_TLS=0),
 ]
 HELLO = Hello(1, 2, "host", (0, 1), {"HOROVOD_CPU_OPERATIONS": "shm"}, "job", 3)
-IDENTITY = TaskIdentity(1, "10.0.0.1", "node1")
+TASK = TaskHello(1, NONCE.hex())
 
 PARSERS = {
     "hello": Parser(unpack_hello, [pack_hello(HELLO, NONCE, "listener")], VALUE),
@@ -162,7 +162,7 @@ PARSERS = {
     "target": Parser(of_text(lambda line: _parse_target(*line.partition(" ")[::2])), TARGETS, (_Refusal, ValueError)),
     "values": Parser(_parse_values, [msgpack.packb({"a": b"1", "b": b""})], (_Refusal,)),
     "agent": Parser(AgentHello.decode, [AgentHello("a").encode()], JSON),
-    "task": Parser(lambda data: TaskIdentity.unseal(JOB, NONCE, data), [IDENTITY.seal(JOB, NONCE)], (PermissionError,)),
+    "task": Parser(lambda data: TaskHello.unseal(JOB, NONCE, data), [TASK.seal(JOB, NONCE)], (PermissionError,)),
     "offer": Parser(RendezvousOffer.unpack, [RendezvousOffer(["10.0.0.1"], 4000, JOB).pack()], (SettingsError,)),
     "address": Parser(of_text(Address.parse), [b"0.0.0.0:8080", b"[::1]:80"], (ValueError,)),
     "host list": Parser(of_text(parse_host_list), [b"a:2,user@b.c:4"], (ValueError,)),

@@ -2,7 +2,8 @@
 
 The driver starts a ``stage`` (``job``), and waits for its workers (``waiting``); ``session`` is the active session, and
 ``plan`` the data for all tasks. Each ``task`` finds the others by a ``rendezvous``, starts its ``worker`` and feeds it.
-It has a ``connection`` to the ``console`` of the driver, or yields its outcome as rows (``results``). In an elastic job
+It has a ``connection`` to the ``console`` of the driver, or yields its outcome as rows (``results``). Tasks that all
+have one find each other there: ``meeting`` is their side, and ``exchange`` the driver's. In an elastic job
 (``elastic``) each task is the agent of one slot (``elastic_task``).
 """
 

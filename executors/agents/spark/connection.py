@@ -1,24 +1,23 @@
 """The connection from a task to the driver: carries the output of the worker, and shows when one of the two ends.
 
-The driver sends a nonce. The task answers with one frame: its identity, under an HMAC of the job's secret. The driver
-accepts or refuses in one byte. From then on the task sends frames: one byte for the kind, then data. Each side takes
-the end of the connection for the end of the other side, unless the task has sent GOODBYE. Frames of output and warnings
-are not authenticated, because they are only shown. The frame of a failure is unpickled, so it has an HMAC. An outcome
-comes in frames of RESULT and ends with one of RESULT_END, which has the HMAC of all. The driver answers it in one byte.
+The driver sends a nonce. The task answers with one frame: its hello, under an HMAC of the job's secret. Then the tasks
+meet (``meeting``), and the driver accepts the rank of the task or refuses it. From then on only the task sends frames:
+one byte for the kind, then data. Each side takes the end of the connection for the end of the other side, unless the
+task has sent GOODBYE. Frames of output and warnings are not authenticated, because they are only shown. The frame of a
+failure is unpickled, so it has an HMAC. An outcome comes in frames of RESULT and ends with one of RESULT_END, which has
+the HMAC of all. The driver answers it in one byte. Frames of the meeting have the HMAC of a key of the connection.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import select
 import socket
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
-from collectives import attempts, end_in_silence, frames, wire
+from collectives import frames
 from executors.api import JobSecret
 from executors.job.output import Sink
 
@@ -29,16 +28,11 @@ FAILURE = b"f"
 WARNING = b"w"
 RESULT = b"r"
 RESULT_END = b"R"
+MEETING = b"m"
 LONGEST_FRAME = 1 << 20
 RESULT_BYTES = LONGEST_FRAME // 2
-CLOSED = "it closed the connection"
-DIAL_SECONDS = 5.0
-# A driver with hundreds of tasks may be slow to accept; one behind a firewall never accepts.
-REACH_SECONDS = 15.0
 # A driver that reads nothing for this time, or that is on a silent host, counts as gone.
 SILENCE_SECONDS = 30.0
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +43,38 @@ class TaskIdentity:
     host: str
     host_name: str
 
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> TaskIdentity:
+        """The reverse of :meth:`encode`."""
+        return cls(**json.loads(data))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHello:
+    """The first frame of the task of ``partition``, whose rank is not known yet; ``nonce`` is its own, in hex."""
+
+    partition: int
+    nonce: str = field(default_factory=lambda: frames.nonce().hex())
+
     def seal(self, secret: JobSecret, nonce: bytes) -> bytes:
-        """The answer of the task to ``nonce``."""
+        """The answer of the task to the ``nonce`` of the driver."""
         return frames.seal(secret.key, nonce, json.dumps(asdict(self)).encode())
 
     @classmethod
-    def unseal(cls, secret: JobSecret, nonce: bytes, data: bytes) -> TaskIdentity:
-        """The identity in ``data``. Raises PermissionError if its author does not know ``secret``."""
+    def unseal(cls, secret: JobSecret, nonce: bytes, data: bytes) -> TaskHello:
+        """The hello in ``data``. Raises PermissionError if its author does not know ``secret``."""
         return cls(**json.loads(frames.unseal(secret.key, nonce, data)))
+
+    def keys(self, secret: JobSecret, nonce: bytes) -> tuple[bytes, bytes]:
+        """The keys for the frames of the meeting: those of the task, and those of the driver."""
+        return frames.keys(secret.key, bytes.fromhex(self.nonce), nonce)
 
 
 class DriverConnection:
-    """An accepted connection. Threads may share it, until it is closed."""
+    """A connection to the driver. Threads may share it, until it is closed."""
 
     def __init__(self, sock: socket.socket, secret: JobSecret, nonce: bytes) -> None:
         self._socket = sock
@@ -69,12 +83,12 @@ class DriverConnection:
         self._sending = threading.Lock()  # owner: the thread that sends a frame; bound and abort: those of send()
 
     def fileno(self) -> int:
-        """The descriptor. Until :meth:`deliver` it becomes readable only when the driver is gone."""
+        """The descriptor. From the meeting to :meth:`deliver` it becomes readable only when the driver is gone."""
         return self._socket.fileno()
 
     @property
     def lost(self) -> bool:
-        """Whether the driver is gone."""
+        """Whether the driver is gone; of use after the meeting of the tasks."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
@@ -128,42 +142,3 @@ class _OutputSink:
 
     def close(self) -> None:
         """Nothing: the owner of the connection closes it."""
-
-
-def connect_to_driver(
-    addresses: Sequence[str], port: int, secret: JobSecret, identity: TaskIdentity
-) -> DriverConnection | None:
-    """The connection to the driver at one of ``addresses``; None if it cannot be reached, which is logged.
-
-    Tries for REACH_SECONDS, with DIAL_SECONDS for each attempt. Raises ConnectionRefusedError if the driver has another
-    task of this rank, or is about to end.
-    """
-    problems: dict[str, str] = {}
-    for _ in attempts(REACH_SECONDS):
-        for address in addresses:
-            try:
-                sock = socket.create_connection((address, port), DIAL_SECONDS)
-            except OSError as error:
-                problems[address] = f"the driver cannot be reached at {address} port {port} ({error})"
-                continue
-            try:
-                return _introduce(sock, secret, identity)
-            except ConnectionRefusedError:
-                sock.close()
-                raise
-            except OSError as error:
-                sock.close()
-                problems[address] = f"{address} port {port} is not the driver ({error})"
-    for problem in problems.values():
-        logger.warning(problem)
-    return None
-
-
-def _introduce(sock: socket.socket, secret: JobSecret, identity: TaskIdentity) -> DriverConnection:
-    nonce = wire.receive(sock, frames.NONCE_BYTES, CLOSED)
-    sock.sendall(frames.frame(identity.seal(secret, nonce)))
-    if wire.receive(sock, 1, CLOSED) != ACCEPTED:
-        raise ConnectionRefusedError(f"the driver has another task of rank {identity.rank}, or is about to end")
-    end_in_silence(sock, SILENCE_SECONDS)
-    sock.settimeout(None)
-    return DriverConnection(sock, secret, nonce)

@@ -7,24 +7,29 @@ import logging
 import socket
 import threading
 from collections import deque
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Protocol
 
-from collectives import Acceptor, end_in_silence, frames, streams
+from collectives import Acceptor, Opener, Sealer, end_in_silence, frames, streams
 from executors.agents.spark.connection import (
     ACCEPTED,
     FAILURE,
     GOODBYE,
     LONGEST_FRAME,
+    MEETING,
     REFUSED,
     RESULT,
     RESULT_END,
     SILENCE_SECONDS,
     STREAMS,
     WARNING,
+    TaskHello,
     TaskIdentity,
 )
+from executors.agents.spark.exchange import TextExchange
+from executors.agents.spark.meeting import DECISION_SECONDS, SAY
 from executors.api import JobSecret
 from executors.job.output import Sink, Sinks
 from executors.job.server import ServerThread, Started, listen, until_stopped
@@ -121,10 +126,10 @@ class TaskListener(Protocol):
     """Hears from tasks, in the thread of the console. Outcomes are pickled, and come from a task of the job."""
 
     def connected(self, identity: TaskIdentity) -> None:
-        """A task has connected."""
+        """A task has its rank."""
 
     def lost(self, identity: TaskIdentity) -> None:
-        """The connection to a task ended without a goodbye."""
+        """The connection to a task with a rank ended without a goodbye. Of tasks without, Spark may begin again."""
 
     def failed(self, outcome: bytes) -> None:
         """A rank failed; its task may run on."""
@@ -136,10 +141,10 @@ class TaskListener(Protocol):
 class Console:
     """Listens on ``host`` for the tasks of a job: a context manager, which can be entered once.
 
-    The console calls the ``listener`` in its own thread, the daemon "hvd-console". Leaving the block ends the thread
-    and closes the connections. If an exception leaves the block before all ``size`` tasks have connected, cancelled
-    tasks that still connect are refused for LATE_SECONDS. Without an answer they would take the ended driver for one
-    behind a firewall.
+    The tasks exchange texts here, if all of them connect within DECISION_SECONDS after the first one. The console calls
+    the ``listener`` in its own thread, the daemon "hvd-console". Leaving the block ends the thread and closes the
+    connections. If an exception leaves the block before all ``size`` tasks have connected, cancelled tasks that still
+    connect are refused for LATE_SECONDS. Without an answer they would take the ended driver for one behind a firewall.
     """
 
     def __init__(
@@ -157,9 +162,13 @@ class Console:
         self._output = output
         self._display = Display()
         self._listener = listener
-        self._known: set[int] = set()
+        self._partitions: set[int] = set()
+        self._ranks: set[int] = set()
+        self._exchange: TextExchange[_TaskCall] = TextExchange(size)
+        # Owner: the loop of this thread; bound: DECISION_SECONDS after the first task; abort: the end of the loop.
+        self._decision: asyncio.TimerHandle | None = None
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
-        self._accepted: set[asyncio.StreamWriter] = set()  # connections to accepted tasks
+        self._accepted: set[asyncio.StreamWriter] = set()  # connections to tasks of this job
         self._all_connected: asyncio.Event | None = None
         self._acceptor: Acceptor | None = None
         self._failing = False
@@ -204,10 +213,9 @@ class Console:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections[writer] = asyncio.current_task()
         try:
-            own = frames.nonce()
-            identity = await self._identify(own, reader, writer)
-            if identity is not None:
-                await self._receive(identity, own, reader, writer)
+            call = await self._admit(reader, writer)
+            if call is not None:
+                await self._receive(call, reader)
         except (OSError, EOFError, ValueError, TypeError) as error:
             if not self._stopping and self._acceptor is not None:
                 self._acceptor.warn(
@@ -220,49 +228,112 @@ class Console:
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async def _identify(
-        self, challenge: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> TaskIdentity | None:
-        end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _TaskCall | None:
+        sock = writer.get_extra_info("socket")
+        end_in_silence(sock, SILENCE_SECONDS)
+        # asyncio does not set it for accepted sockets, and the second message would wait 40 ms for the task's kernel.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        challenge = frames.nonce()
         writer.write(challenge)
-        identity = TaskIdentity.unseal(self._secret, challenge, await frames.read_frame(reader))
+        hello = TaskHello.unseal(self._secret, challenge, await frames.read_frame(reader))
         if self._acceptor is not None:
             self._acceptor.authenticated(writer.transport)
-        refused = self._stopping or identity.rank in self._known
-        writer.write(REFUSED if refused else ACCEPTED)
+        call = _TaskCall(writer, challenge, hello.keys(self._secret, challenge), hello.partition)
+        refused = self._stopping
+        call.tell(REFUSED if refused else ACCEPTED)
         if not refused:
             self._accepted.add(writer)
         await writer.drain()
-        self._known.add(identity.rank)
-        if len(self._known) == self._size and self._all_connected is not None:
+        self._partitions.add(hello.partition)
+        if len(self._partitions) == self._size and self._all_connected is not None:
             self._all_connected.set()
-        return None if refused else identity
+        return None if refused else call
 
-    async def _receive(
-        self, identity: TaskIdentity, challenge: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        rank_output = _RankOutput(self._display, self._output, identity.rank)
-        result = bytearray()
-        self._listener.connected(identity)
+    def _join(self, call: _TaskCall) -> None:
+        if self._decision is None:
+            loop = asyncio.get_running_loop()
+            self._decision = loop.call_later(DECISION_SECONDS, lambda: self._tell(self._exchange.expire()))
+        self._tell(self._exchange.join(call, call.partition))
+
+    def _tell(self, messages: Mapping[_TaskCall, bytes]) -> None:
+        if not self._stopping:  # afterwards the tasks are told of the end only
+            for call, content in messages.items():
+                call.tell(content)
+
+    async def _receive(self, call: _TaskCall, reader: asyncio.StreamReader) -> None:
         try:
+            self._join(call)
             while (message := await frames.read_frame(reader, LONGEST_FRAME)) != GOODBYE:
-                if message[:1] == FAILURE:
-                    self._listener.failed(frames.unseal(self._secret.key, challenge, message[1:]))
-                elif message[:1] == RESULT:
-                    result += memoryview(message)[1:]
-                elif message[:1] == RESULT_END and not self._stopping:
-                    frames.check_digest(message[1:], self._secret.key, challenge, result)
-                    self._listener.delivered(result)
-                    writer.write(ACCEPTED)
-                elif message[:1] == WARNING:
-                    logger.warning("%s", message[1:].decode(errors="replace"))
-                else:
-                    rank_output.feed(message)
-        except (OSError, EOFError):
-            if not self._stopping:
-                self._listener.lost(identity)
+                if message[:1] == MEETING:
+                    self._meet(call, message[1:])
+                elif call.rank_output is not None:
+                    self._take(call, message)
+        except (OSError, EOFError) as error:
+            self._note_loss(call, error)
         finally:
-            rank_output.close()
+            self._tell(self._exchange.leave(call))
+            if call.rank_output is not None:
+                call.rank_output.close()
+
+    def _meet(self, call: _TaskCall, message: bytes) -> None:
+        for content in call.opener.feed(message):
+            if content[:1] == SAY:
+                self._tell(self._exchange.say(call, content[1:].decode()))
+            else:
+                self._identify(call, TaskIdentity.decode(content[1:]))
+
+    def _identify(self, call: _TaskCall, identity: TaskIdentity) -> None:
+        if identity.rank in self._ranks:
+            self._tell({call: REFUSED})
+            return
+        self._ranks.add(identity.rank)
+        call.rank_output = _RankOutput(self._display, self._output, identity.rank)
+        call.identity = identity
+        self._listener.connected(identity)
+        self._tell({call: ACCEPTED})
+
+    def _take(self, call: _TaskCall, message: bytes) -> None:
+        kind = message[:1]
+        if kind == FAILURE:
+            self._listener.failed(frames.unseal(self._secret.key, call.challenge, message[1:]))
+        elif kind == RESULT:
+            call.result += memoryview(message)[1:]
+        elif kind == RESULT_END and not self._stopping:
+            frames.check_digest(message[1:], self._secret.key, call.challenge, call.result)
+            self._listener.delivered(call.result)
+            call.writer.write(ACCEPTED)
+        elif kind == WARNING:
+            logger.warning("%s", message[1:].decode(errors="replace"))
+        elif call.rank_output is not None:
+            call.rank_output.feed(message)
+
+    def _note_loss(self, call: _TaskCall, error: Exception) -> None:
+        if self._stopping:
+            return
+        if call.identity is not None:
+            self._listener.lost(call.identity)
+        else:
+            level = logging.DEBUG if isinstance(error, EOFError | ConnectionError) else logging.WARNING
+            logger.log(level, "the connection to a task ended before the task had a rank (%s)", error)
+
+
+class _TaskCall:
+    """The driver's end of the connection to one task: its messages, and what is known of it."""
+
+    def __init__(
+        self, writer: asyncio.StreamWriter, challenge: bytes, keys: tuple[bytes, bytes], partition: int
+    ) -> None:
+        self.writer = writer
+        self.partition = partition
+        self.challenge = challenge
+        self.opener, self._sealer = Opener(keys[0]), Sealer(keys[1])
+        self.identity: TaskIdentity | None = None
+        self.rank_output: _RankOutput | None = None
+        self.result = bytearray()
+
+    def tell(self, content: bytes) -> None:
+        """Send a message of the meeting."""
+        self.writer.write(self._sealer.seal(content))
 
 
 class _RankOutput:

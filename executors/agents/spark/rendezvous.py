@@ -1,5 +1,6 @@
 """How the tasks of a stage find each other: they exchange locations, compute ranks, and use the server of rank 0.
 
+They exchange texts by the driver if all of them reach it, and by Spark's barrier otherwise, which takes seconds.
 A server in the driver would not do, even where all tasks reach it: ranks are known by the address on their way to the
 server, and the driver may be in another network.
 """
@@ -9,13 +10,14 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from collectives import RendezvousClient, Store, interfaces
-from executors.agents.spark.connection import GOODBYE, DriverConnection, TaskIdentity, connect_to_driver
+from executors.agents.spark.connection import GOODBYE, DriverConnection, TaskIdentity
+from executors.agents.spark.meeting import TaskMeeting, connect_to_driver
 from executors.agents.spark.plan import DEVICES, Plan
 from executors.api import Slot
 from executors.driver.outcome import Outcome
@@ -70,23 +72,22 @@ def rendezvous(plan: Plan, context: Any) -> Iterator[TaskMember]:
     """Find the other tasks. The rendezvous server runs until the block of rank 0 ends.
 
     Raises in all tasks: ConnectionRefusedError if the driver cancelled the job or has other tasks of it already;
-    NoServerError if the server cannot start.
+    NoServerError if the server cannot start. Where only some tasks raise, Spark ends the others.
     """
     placed = time.time()
     with ExitStack() as stack:
-        locations = [
-            TaskLocation(**json.loads(text)) for text in context.allGather(json.dumps(asdict(TaskLocation.of(context))))
-        ]
+        meeting = _meet(stack, plan, context.partitionId())
+        gather = _gather(meeting, context)
+        locations = [TaskLocation(**json.loads(text)) for text in gather(json.dumps(asdict(TaskLocation.of(context))))]
         slots = assign_ranks([location.host for location in locations])
         slot, location = slots[context.partitionId()], locations[context.partitionId()]
-        connection, refused = _connect(plan, TaskIdentity(slot.rank, slot.host, location.name))
-        if connection is not None:
-            stack.callback(connection.close)
+        refused = meeting is not None and not meeting.identify(TaskIdentity(slot.rank, slot.host, location.name))
         offer, job, problem = _open(stack, plan, slot, locations) if slot.rank == 0 else ({}, None, None)
-        offers = [json.loads(text) for text in context.allGather(json.dumps(offer | {"refused": refused}))]
+        offers = [json.loads(text) for text in gather(json.dumps(offer | {"refused": refused}))]
         if any(each["refused"] for each in offers):
             raise ConnectionRefusedError("the driver cancelled this stage, or has other tasks of it")
         server = offers[0]  # the first task is rank 0
+        connection = None if meeting is None else meeting.connection
         if "host" not in server:
             if connection is not None:
                 connection.send(GOODBYE)
@@ -105,12 +106,20 @@ def server_host(locations: Sequence[TaskLocation], nics: Sequence[str]) -> str:
     return interfaces.address_of(nics[0]) if nics else host.address_towards(others[0])
 
 
-def _connect(plan: Plan, identity: TaskIdentity) -> tuple[DriverConnection | None, bool]:
+def _meet(stack: ExitStack, plan: Plan, partition: int) -> TaskMeeting | None:
     addresses, port = plan.console
-    try:
-        return connect_to_driver(addresses, port, plan.secret, identity), False
-    except ConnectionRefusedError:
-        return None, True
+    meeting = connect_to_driver(addresses, port, plan.secret, partition, plan.start_timeout)
+    if meeting is not None:
+        stack.callback(meeting.connection.close)
+    return meeting
+
+
+def _gather(meeting: TaskMeeting | None, context: Any) -> Callable[[str], list[str]]:
+    """How all tasks exchange texts. The driver has the decision, but a task that does not reach it has no choice."""
+    if meeting is not None and meeting.is_by_driver():
+        return meeting.gather
+    gather: Callable[[str], list[str]] = context.allGather
+    return gather
 
 
 def _open(

@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 from pyspark import SparkContext
 
-from collectives.net.frames import LENGTH, LONGEST_HELLO, NONCE_BYTES, frame, seal
+from collectives.net.frames import LENGTH, LONGEST_HELLO, NONCE_BYTES, Opener, frame, seal
 from executors.agents.spark import connection as connections
 from executors.agents.spark import console as consoles
 from executors.agents.spark import console as displays
+from executors.agents.spark import meeting as meetings
 from executors.agents.spark import session as sessions
-from executors.agents.spark.connection import GOODBYE, TaskIdentity, connect_to_driver
+from executors.agents.spark.connection import GOODBYE, TaskHello, TaskIdentity
 from executors.agents.spark.console import Console, Display
+from executors.agents.spark.meeting import connect_to_driver
 from executors.agents.spark.rendezvous import TaskLocation, server_host
 from executors.agents.spark.results import CHUNK_BYTES, rows_of
 from executors.agents.spark.session import Session, check_settings, promised, reason, shortage
@@ -58,8 +60,15 @@ class Driver:
     def delivered(self, outcome):
         self.results.append(bytes(outcome))
 
-    def connect_to_driver(self, rank=0, secret=SECRET):
-        return connect_to_driver([HOST], self.console.port, secret, identity(rank))
+    def call(self, partition=0, secret=SECRET):
+        return connect_to_driver([HOST], self.console.port, secret, partition, 60.0)
+
+    def connect_to_driver(self, rank=0):
+        """The connection of a task that does not meet the others here."""
+        meeting = self.call(rank)
+        assert not meeting.is_by_driver()
+        assert meeting.identify(identity(rank))
+        return meeting.connection
 
     @contextmanager
     def __call__(self):
@@ -82,9 +91,16 @@ def until(condition):
 @pytest.fixture
 def impatient(monkeypatch):
     """A dial is tried once."""
-    monkeypatch.setattr(connections, "REACH_SECONDS", 0.0)
+    monkeypatch.setattr(meetings, "REACH_SECONDS", 0.0)
 
 
+@pytest.fixture
+def decided(monkeypatch):
+    """The driver does not wait for other tasks."""
+    monkeypatch.setattr(consoles, "DECISION_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("decided")
 class TestLine:
     def test_output_is_shown_and_a_goodbye_is_no_loss(self, driver):
         connection = driver.connect_to_driver(1)
@@ -169,7 +185,7 @@ class TestLine:
         def come():
             until(lambda: driver.console._stopping)
             try:
-                driver.connect_to_driver(1)
+                driver.call(1)
             except ConnectionRefusedError as error:
                 refused.append(str(error))
 
@@ -179,15 +195,16 @@ class TestLine:
         task.start()
         console.__exit__(KeyboardInterrupt, None, None)
         task.join()
-        assert refused == ["the driver has another task of rank 1, or is about to end"]
+        assert refused == ["the driver is about to end"]
 
     def test_a_task_that_introduces_itself_when_the_driver_ends_is_refused(self):
         answers = []
 
         def introduce():
             until(lambda: driver.console._stopping)
-            task.sendall(frame(identity(1).seal(SECRET, nonce)))
-            answers.append(task.recv(1))
+            hello = TaskHello(1)
+            task.sendall(frame(hello.seal(SECRET, nonce)))
+            answers.extend(Opener(hello.keys(SECRET, nonce)[1]).feed(task.recv(100)))
 
         driver = Driver()
         console = driver.console.__enter__()
@@ -201,15 +218,17 @@ class TestLine:
 
     def test_a_second_task_of_a_rank_is_refused(self, driver):
         first = driver.connect_to_driver(1)
-        with pytest.raises(ConnectionRefusedError, match="the driver has another task of rank 1"):
-            driver.connect_to_driver(1)
+        again = driver.call(1)
+        assert not again.is_by_driver()
+        assert not again.identify(identity(1))
         second = driver.connect_to_driver(0)
-        for connection in (first, second):
+        for connection in (again.connection, first, second):
             connection.send(GOODBYE)
             connection.close()
+        assert driver.identities == [identity(1), identity(0)]
 
     def test_somebody_without_the_secret_is_let_out(self, driver, impatient, caplog):
-        assert driver.connect_to_driver(0, JobSecret()) is None
+        assert driver.call(0, JobSecret()) is None
         until(lambda: len(caplog.records) == 2)
         texts = sorted(record.message for record in caplog.records)
         assert texts[0].endswith("is not the driver (it closed the connection)")
@@ -231,7 +250,7 @@ class TestLine:
                 raise problems.pop()
             return connect(*arguments)
 
-        monkeypatch.setattr(connections.socket, "create_connection", create_connection)
+        monkeypatch.setattr(meetings.socket, "create_connection", create_connection)
         connection = driver.connect_to_driver(1)
         connection.send(GOODBYE)
         connection.close()
@@ -242,7 +261,7 @@ class TestLine:
         other.close()
         calls = [broken]
         monkeypatch.setattr(
-            connections.socket, "create_connection", lambda *where: calls.pop() if calls else connect(*where)
+            meetings.socket, "create_connection", lambda *where: calls.pop() if calls else connect(*where)
         )
         connection = driver.connect_to_driver(1)
         connection.send(GOODBYE)
@@ -255,14 +274,14 @@ class TestLine:
         driver = Driver()
         with driver():
             port = driver.console.port
-        assert connect_to_driver([HOST], port, SECRET, identity()) is None
+        assert connect_to_driver([HOST], port, SECRET, 0, 60.0) is None
         assert caplog.records[0].message.startswith(f"the driver cannot be reached at {HOST} port {port}")
 
     @pytest.mark.usefixtures("impatient")
     def test_a_driver_that_does_not_answer(self, monkeypatch, caplog):
-        monkeypatch.setattr(connections, "DIAL_SECONDS", 0.1)
+        monkeypatch.setattr(meetings, "DIAL_SECONDS", 0.1)
         with socket.create_server((HOST, 0)) as silent:
-            assert connect_to_driver([HOST], silent.getsockname()[1], SECRET, identity()) is None
+            assert connect_to_driver([HOST], silent.getsockname()[1], SECRET, 0, 60.0) is None
         assert "is not the driver (timed out)" in caplog.text
 
     def test_a_stream_that_cannot_be_written_does_not_end_the_job(self, driver, caplog):
@@ -279,6 +298,7 @@ class TestLine:
         assert not driver.losses
 
 
+@pytest.mark.usefixtures("decided")
 class TestFailures:
     def test_one_is_told(self, driver):
         connection = driver.connect_to_driver(1)
