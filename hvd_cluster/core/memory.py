@@ -14,6 +14,7 @@ import gc
 import io
 import mmap
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -216,8 +217,16 @@ def leave_to_kernel() -> None:
     for found in gc.get_objects():
         if type(found) in WRITERS:
             with suppress(Exception):  # it is closed, or broken; Python ignores that at its end, too
-                found.flush()
+                if takes_more(found.fileno()):
+                    found.flush()
     gc.freeze()
+
+
+def takes_more(descriptor: int) -> bool:
+    """Whether a write would not wait: a daemon thread may wait at a full pipe, with the lock of its file."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 results = ResultMemory()

@@ -151,6 +151,32 @@ def test_the_end_frees_no_objects_but_writes_files(tmp_path):
     assert (tmp_path / "log").read_text() == "the last line"
 
 
+FULL_PIPE = """
+import os, select, threading
+from hvd_cluster.core import basics
+
+read, write = os.pipe()
+file = open(write, "wb")
+waits = threading.Event()
+
+
+def fill():
+    waits.set()
+    file.write(bytes(1 << 20))
+
+
+threading.Thread(target=fill, daemon=True).start()
+waits.wait()
+while select.select([], [write], [], 0)[1]:
+    pass
+"""
+
+
+def test_a_daemon_thread_at_a_full_pipe_does_not_hold_the_end():
+    command = [sys.executable, "-W", "ignore", "-c", FULL_PIPE]
+    subprocess.run(command, timeout=60, check=True)
+
+
 @pytest.mark.parametrize(("daemon", "ending", "held"), [(True, True, True), (False, True, False), (True, False, False)])
 def test_only_daemon_threads_of_a_process_that_ends_are_held(daemon, ending, held):
     exit, order = ProcessExit(), []
