@@ -155,6 +155,7 @@ FULL_PIPE = """
 import os, select, threading
 from hvd_cluster.core import basics
 
+log = open("log", "w")  # or nothing would look for what has to be written
 read, write = os.pipe()
 file = open(write, "wb")
 waits = threading.Event()
@@ -172,9 +173,9 @@ while select.select([], [write], [], 0)[1]:
 """
 
 
-def test_a_daemon_thread_at_a_full_pipe_does_not_hold_the_end():
+def test_a_daemon_thread_at_a_full_pipe_does_not_hold_the_end(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", FULL_PIPE]
-    subprocess.run(command, timeout=60, check=True)
+    subprocess.run(command, cwd=tmp_path, timeout=60, check=True)
 
 
 @pytest.mark.parametrize(("daemon", "ending", "held"), [(True, True, True), (False, True, False), (True, False, False)])
