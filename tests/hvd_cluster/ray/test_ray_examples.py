@@ -51,7 +51,7 @@ def test_the_script_of_the_elastic_ray_job(tmp_path):
     manifest = ROOT / "docs" / "launch" / "files" / "kubernetes" / "rayjob_elastic.yaml"
     script = next(yaml.safe_load_all(manifest.read_text()))["data"]["train.py"]
     assert "args=[100]" in script
-    start = "import ray\nray.init(num_cpus=4, include_dashboard=False)\n"
+    start = "import ray\nray.init('local', num_cpus=4, include_dashboard=False)\n"
     (tmp_path / "train.py").write_text(start + script.replace("args=[100]", "args=[1]"))
     run = run_example(tmp_path / "train.py")
     assert run.returncode == 0, run.stderr
