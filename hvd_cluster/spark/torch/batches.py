@@ -216,7 +216,7 @@ def _checked(loss: Loss, output: torch.Tensor, label: torch.Tensor) -> torch.Ten
 
 
 def _of_classes(error: IndexError, output: torch.Tensor, label: torch.Tensor) -> Exception:
-    """What is wrong with labels that are no class of the output; ``error`` itself where they are no classes."""
+    """The error for labels beyond the classes of the output; ``error`` itself where the labels are no classes."""
     if label.is_floating_point() or output.ndim < 2 or not label.numel():
         return error
     classes = output.shape[1]
