@@ -1,4 +1,4 @@
-"""What a release has besides the sources of the checkout: the addresses of the project."""
+"""The sources of a release: they have the addresses of the project, which those of the checkout do not have."""
 
 import re
 

@@ -155,7 +155,7 @@ FULL_PIPE = """
 import os, select, threading
 from hvd_cluster.core import basics
 
-log = open("log", "w")  # or nothing would look for what has to be written
+log = open("log", "w")  # the end looks at writers only where a file is open
 read, write = os.pipe()
 file = open(write, "wb")
 waits = threading.Event()
