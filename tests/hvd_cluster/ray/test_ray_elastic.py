@@ -138,7 +138,7 @@ def trial():
         @elastic.run
         def count(state):
             while "worker-2" not in allgather_object(own):
-                time.sleep(0.01)
+                time.sleep(0.05)
                 state.commit()
                 if own == "worker-1":
                     os.kill(os.getpid(), signal.SIGKILL)

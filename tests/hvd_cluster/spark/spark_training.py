@@ -101,7 +101,7 @@ def wait_at_gate(folder):
     deadline = time.monotonic() + SECONDS
     Path(folder, f"{os.getpid()}.waits").touch()
     while not Path(folder, "go").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def with_a_killed_executor(spark, fit, folder):

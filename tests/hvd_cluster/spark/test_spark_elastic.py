@@ -41,7 +41,7 @@ def train(folder, steps, size):
             state.step += 1
             state.in_size += basics.size() == size and all(may_end for _, may_end in parts)
             Path(folder, f"{worker}.step").write_text(f"{state.step} {basics.size()}")
-            time.sleep(0.005)
+            time.sleep(0.05)
             state.commit()
         return state.step, basics.rank(), basics.size()
 

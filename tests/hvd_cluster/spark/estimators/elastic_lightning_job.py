@@ -75,7 +75,7 @@ class Growth(Counts):
             (FOLDER / "grow").touch()
             end = time.monotonic() + SECONDS
             while not (FOLDER / "ready").exists() and time.monotonic() < end:
-                time.sleep(0.02)
+                time.sleep(0.05)
         if basics.size() == 1 and trainer.current_epoch > 0:
             time.sleep(1)
 
