@@ -14,7 +14,7 @@ from spark_cluster import JAVA_OPTIONS
 from tests import startup
 
 # The first test runs all examples.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1000)
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = {
@@ -41,7 +41,7 @@ def run_of(tmp_path_factory):
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=380,
+        timeout=900,
         check=False,
     )
     assert run.returncode == 0, run.stderr
