@@ -133,7 +133,7 @@ print("result", trainer.fit().return_value)
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.leaves("processes")  # Ray starts worker processes before they are needed
 def test_a_torch_trainer_on_the_backend_of_torch(cluster, tmp_path):
     """The hook is one of a job, which needs a driver of its own."""
