@@ -147,7 +147,7 @@ def check_input_shapes(shapes: Sequence[Sequence[int]] | None, stacks: Sequence[
     if shapes is not None and len(shapes) != len(stacks):
         raise ValueError(
             f"input_shapes has {len(shapes)} shapes, but the feature columns make {len(stacks)} inputs; give one "
-            "for each, or a list in feature_cols for columns that make one input, as in [['a', 'b']]"
+            "for each (columns in a list of feature_cols make one input, as in [['a', 'b']])"
         )
     for shape in shapes or ():
         if not shape or shape[0] != -1:

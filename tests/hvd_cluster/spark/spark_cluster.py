@@ -141,7 +141,7 @@ def eventually(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {seconds} s"
-        time.sleep(0.1)  # conditions that look at all processes take a processor for a while
+        time.sleep(0.1)  # many conditions look at all processes below this one
 
 
 def _is_ours(process: psutil.Process) -> bool:

@@ -1,21 +1,20 @@
 """Runs examples one after another in one driver: spark_examples.py EXAMPLES FOLDER '{"name.py": ["--option"]}'.
 
-Each example finds the session of the one before. Its exit code and its output go into files of the folder.
+Each example has a Spark application of its own, in one JVM. Its exit code and its output go into files of the folder.
 """
 
 import json
 import os
 import runpy
 import sys
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
-
-from pyspark.sql import SparkSession
 
 
 @contextmanager
 def output_into(path):
-    """Also that of threads, and of programs that this process starts."""
+    """Write all output of this process into ``path`` with .out and .error, also that of programs that it starts."""
     kept = [os.dup(number) for number in (1, 2)]
     for number, kind in ((1, "out"), (2, "error")):
         file = os.open(f"{path}.{kind}", os.O_WRONLY | os.O_CREAT)
@@ -32,7 +31,7 @@ def output_into(path):
 
 
 def exit_code(script, arguments):
-    """That of the script in this process."""
+    """Run the script in this process. An exception in it keeps no other script from running."""
     sys.argv = [str(script), *arguments]
     try:
         runpy.run_path(str(script), run_name="__main__")
@@ -41,18 +40,19 @@ def exit_code(script, arguments):
             return end.code or 0
         sys.stderr.write(f"{end.code}\n")
         return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
     return 0
 
 
 def main():
     examples, folder, scripts = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     sys.path.insert(0, str(examples))
-    stop, SparkSession.stop = SparkSession.stop, lambda self: None
     for name, arguments in scripts.items():
         with output_into(folder / name):
             code = exit_code(examples / name, arguments)
         (folder / f"{name}.code").write_text(str(code))
-    stop(SparkSession.getActiveSession())
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ AGREE = r"parameters: bit for bit the same on 2 of 2 ranks, sha256 [0-9a-f]{16}"
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
-    """``run_of(name)``: what became of an example in the driver of them all, whose Keras is on torch."""
+    """``run_of(name)``: the exit code and the output of an example. One driver runs them all; its Keras is on torch."""
     folder = tmp_path_factory.mktemp("examples")
     script = Path(__file__).with_name("spark_examples.py")
     variables = {"PYTHONPATH": startup.PATH, "SPARK_SUBMIT_OPTS": JAVA_OPTIONS, "KERAS_BACKEND": "torch"}

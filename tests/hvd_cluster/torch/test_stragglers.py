@@ -12,7 +12,7 @@ from hvd_cluster.core import basics
 
 STEPS = 30
 DELAYS = 0.05, 0.2, 0.8
-"""In seconds. On a machine with other work all ranks come late, and a short delay is no news: a longer one is."""
+"""In seconds, tried in this order. On a busy machine all ranks come late, and a short delay does not stand out."""
 
 
 def train(delayed, steps, seconds=0.0):
