@@ -40,7 +40,7 @@ def exit_code(script, arguments):
             return end.code or 0
         sys.stderr.write(f"{end.code}\n")
         return 1
-    except Exception:
+    except Exception:  # noqa: BLE001  its test shows it
         traceback.print_exc()
         return 1
     return 0

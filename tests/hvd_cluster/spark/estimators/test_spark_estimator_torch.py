@@ -287,7 +287,7 @@ def test_two_fits_at_once(spark):
         ({"validation": "text"}, ValueError, "validation names 'text', a column of type string; it must be boolean"),
         ({"loss_weights": [1.0, 2.0]}, ValueError, "loss_weights has 2 values, but label_cols names 1"),
         ({"label_shapes": [[2]]}, ValueError, r"label_shapes says that a row of y has the shape \[2\]"),
-        ({"input_shapes": [[2], [2]]}, ValueError, "input_shapes has 2 shapes, .* make 1 inputs; .* a list .* make one input"),
+        ({"input_shapes": [[2], [2]]}, ValueError, "input_shapes has 2 shapes, .* make 1 inputs; .* make one input"),
         ({"input_shapes": [[2, 1]]}, ValueError, r"input_shapes has \[2, 1\], but a shape must begin with -1"),
         ({"input_shapes": [[-1, 3]]}, ValueError, r"input_shapes says that a row of a, b has the shape \[3\]"),
         ({"num_proc": None, "backend": 3}, ValueError, "backend is 3, but must have the methods run"),
