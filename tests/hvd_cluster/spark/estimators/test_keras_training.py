@@ -14,6 +14,7 @@ if find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
 
 from keras_fits import (
+    BACKENDS,
     NOT_ON_JAX,
     ON_TORCH,
     ArrayShard,
@@ -52,7 +53,9 @@ def test_a_step_uses_the_batches_of_all_ranks(ranks):
     assert [train["loss"], train["all_metrics"]["mae"]] == pytest.approx([sums[0] / 10, sums[1] / 10], abs=1e-5)
 
 
-@pytest.mark.parametrize("rows", [(23, 0), (9, 6)])
+@pytest.mark.parametrize(
+    ("ranks", "rows"), [*((name, (9, 6)) for name in BACKENDS), ("torch", (23, 0))], indirect=["ranks"]
+)
 def test_the_same_on_ranks_that_may_come_and_go(ranks, rows):
     """Each step is a commit; momentum, a schedule, metrics and validation are as in any other fit."""
 

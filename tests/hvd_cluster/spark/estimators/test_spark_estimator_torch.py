@@ -94,18 +94,6 @@ def test_all_kinds_of_columns_in_one_fit(spark):
     assert not torch.equal(model.first.weight, fitted.getModel().first.weight)
 
 
-def test_a_worker_does_not_load_pyspark(spark):
-    """Which would take it a second at the start of each fit."""
-
-    class Look(FitCallback):
-        def on_epoch_begin(self, epoch):
-            import sys
-
-            assert "pyspark" not in sys.modules
-
-    assert len(linear(callbacks=[Look()]).fit(points(spark, 40)).getHistory()) == 1
-
-
 def png(number):
     """A picture of 2 x 2 points, or its bytes where there is no library for pictures."""
     try:
@@ -257,10 +245,19 @@ def test_an_estimator_is_saved_and_loaded(spark, tmp_path):
     assert loaded.getLoss() is torch.nn.functional.mse_loss
 
 
+class WithoutPySpark(FitCallback):
+    """Ends the fit where a worker has loaded it, which would take a second at the start of each fit."""
+
+    def on_epoch_begin(self, epoch):
+        import sys
+
+        assert "pyspark" not in sys.modules
+
+
 def test_two_fits_at_once(spark):
     """Each has a worker of its own beside one of the two slots."""
-    df = points(spark)
-    fits = [linear(num_proc=1, epochs=2, callbacks=[EarlyStopping(9)], validation=0.2) for _ in range(2)]
+    df, callbacks = points(spark), [EarlyStopping(9), WithoutPySpark()]
+    fits = [linear(num_proc=1, epochs=2, callbacks=callbacks, validation=0.2) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(inheritable_thread_target(spark)(lambda each: each.fit(df)), fits))
     assert [len(fitted.getHistory()) for fitted in found] == [2, 2]

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 import scored_models  # noqa: E402
 from scored_models import Mean, adding  # noqa: E402
 
+from hvd_cluster.spark.estimators import saved_form  # noqa: E402
 from hvd_cluster.spark.torch import TorchModel  # noqa: E402
 from tests.doc_blocks import blocks, execute  # noqa: E402
 
@@ -159,9 +160,10 @@ def test_what_cannot_be_transformed(table):
         transform(label_columns=["a", "b"])
 
 
-def test_a_model_and_its_optimizer_in_a_folder(spark, table, tmp_path):
+def test_a_model_and_its_optimizer_in_a_folder(spark, table, tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_form, "PIECE_BYTES", 256 << 10)
     net = adding(1.0, 1.0)
-    net.extra = torch.nn.Parameter(torch.zeros(5_000_000))  # 20 MB: several pieces, and several messages
+    net.extra = torch.nn.Parameter(torch.zeros(500_000))  # 2 MB: eight pieces, and several messages
     model = TorchModel(
         model=net,
         feature_columns=["r"],
