@@ -171,11 +171,13 @@ class Gate(FitCallback):
             wait_at_gate(self.folder)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_a_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path, sharded):
-    """At the beginning of its second epoch: the record of the first one stays, and the fit comes to its end."""
+def test_a_sharded_fit_that_goes_on_when_an_executor_is_killed(spark, tmp_path):
+    """At the beginning of its second epoch: the record of the first one stays, and the fit comes to its end.
+
+    That of test_spark_estimator_keras.py is not sharded.
+    """
     gate = Gate(str(tmp_path))
-    estimator = linear(epochs=3, min_num_proc=1, validation=0.2, callbacks=[gate], sharded=sharded)
+    estimator = linear(epochs=3, min_num_proc=1, validation=0.2, callbacks=[gate], sharded=True)
     fitted = with_a_killed_executor(spark, lambda: estimator.fit(points(spark)), tmp_path)
     history = fitted.getHistory()
     assert [record["epoch"] for record in history] == [0, 1, 2]
