@@ -4,8 +4,9 @@ import logging
 
 from executors.driver.driver import Driver
 from executors.failures import Failure, FailureKind, Patience
-from executors.job.worlds import WORLDS, Published
+from executors.job.worlds import WORLDS, Published, Report
 from executors.membership import WorkerDraining
+from tests.protocol.essences import alarm_of, essence
 from tests.protocol.snapshots import FOREVER, cloned, key_of
 
 KILLED = Failure(FailureKind.SIGNAL, "was killed by signal 9", -9)
@@ -34,6 +35,7 @@ class Surroundings:
         self.alarms = []
         self.outputs = []
         self.sent = {}
+        self.ended = set()  # the workers whose ends have been reported
         self.store = self
 
     # The agents.
@@ -56,6 +58,9 @@ class Surroundings:
             self.alarms = [alarm for alarm in self.alarms if name_of(alarm[1]) != "_tick"]
         if seconds < FOREVER:
             self.alarms.append((self.now + max(seconds, 0.0), action))
+
+    def is_soon(self, due):
+        return due <= self.now + SOON
 
     def soon(self, action):
         action()
@@ -82,6 +87,13 @@ def name_of(action):
     return getattr(action, "__name__", "")
 
 
+def _alarms(driver):
+    """Those that will do something, each once, in their order."""
+    alarms = sorted(driver._job.alarms, key=lambda alarm: alarm[0])
+    first = {alarm_of(driver, action): place for place, (_, action) in reversed(list(enumerate(alarms)))}
+    return [alarms[place] for alarm, place in sorted(first.items(), key=lambda item: item[1]) if alarm is not None]
+
+
 def stay():
     """Nothing to withdraw."""
 
@@ -99,9 +111,12 @@ class Clock:
 class DriverStates:
     """All states of a driver with ``limits`` that a search has met, by number; 0 is the first one."""
 
-    def __init__(self, limits):
+    def __init__(self, limits, is_reduced=True):
+        self.is_reduced = is_reduced
         self._drivers = []
         self._numbers = {}
+        self._formed = [-1]  # for the number None, that of an end
+        self._olds = []  # for each state the name of a worker or host by that in its essence
         self._transitions = {}
         surroundings = Surroundings()
         driver = Driver(limits, surroundings, surroundings, NEVER, Clock(surroundings), patience=Patience())
@@ -112,35 +127,49 @@ class DriverStates:
         return len(self._drivers)
 
     def _add(self, driver):
-        key = key_of(driver, driver._job.now)
+        """The number of its state, and the names there of the workers and hosts that have another one here."""
+        key, names = essence(driver) if self.is_reduced else (key_of(driver, driver._job.now), {})
         number = self._numbers.setdefault(key, len(self._drivers))
         if number == len(self._drivers):
             self._drivers.append(driver)
-        return number
+            self._formed.insert(-1, driver._membership.formed.round)
+            self._olds.append({new: old for old, new in names.items()})
+        olds = self._olds[number]
+        return number, {name: olds[new] for name, new in names.items() if olds[new] != name}
 
     def after(self, number, event):
-        """The number of the state after ``event`` in state ``number``, and the outputs."""
+        """The number of the state after ``event`` in state ``number``, the outputs, and new names for then."""
         if (number, event) not in self._transitions:
             driver = cloned(self._drivers[number])
             driver._job.outputs = []
             getattr(self, f"_{event[0]}")(driver, *event[1:])
             outputs, driver._job.outputs = tuple(driver._job.outputs), []
+            if self.is_reduced:
+                driver._job.alarms = _alarms(driver)
             if driver._membership._is_over:
                 error = driver._deaths.end.error if driver._deaths.end else "no end"
-                self._transitions[number, event] = None, (("end", error),)
+                self._transitions[number, event] = None, (("end", error),), {}
             else:
-                self._transitions[number, event] = self._add(driver), outputs
+                after, names = self._add(driver)
+                self._transitions[number, event] = after, outputs, names
         return self._transitions[number, event]
 
     def state(self, number):
         """The driver, to look at."""
         return self._drivers[number]
 
-    def alarm(self, number):
-        """Whether the next alarm comes soon; None if there is none."""
-        driver = self._drivers[number]
-        due = [due for due, _ in driver._job.alarms]
-        return min(due) <= driver._job.now + SOON if due else None
+    def formed(self, number):
+        """The last world that has formed, as far as the driver knows."""
+        return self._formed[-1 if number is None else number]
+
+    def alarms(self, number, late=False):
+        """Which alarms may be next: those that come soon, or the first one that comes ``late``."""
+        job = self._drivers[number]._job
+        places = sorted(range(len(job.alarms)), key=lambda place: job.alarms[place][0])
+        soon = [place for place in places if job.is_soon(job.alarms[place][0])]
+        if late:
+            return [] if soon else places[:1]
+        return soon if self.is_reduced else soon[:1]
 
     # Events.
 
@@ -151,22 +180,25 @@ class DriverStates:
         driver.up(worker)
 
     def _killed(self, driver, worker):
+        driver._job.ended.add(worker)
         driver.failed(worker, KILLED)
 
     def _done(self, driver, worker):
+        driver._job.ended.add(worker)
         driver.done(worker)
 
     def _drain(self, driver, worker):
         driver._handle(WorkerDraining(worker))
 
-    def _report(self, driver, worker, report):
+    def _report(self, driver, worker, kind, round, lost):
+        world = driver._worlds.present.get(round)
+        ranks = tuple(world.rank_of(name) for name in lost) if world else ()
         if not driver.is_over:
-            driver._answer(worker)[report.kind](report)
+            driver._answer(worker)[kind](Report(kind, round, ranks))
 
-    def _ring(self, driver):
-        """The next alarm."""
+    def _ring(self, driver, place):
+        """An alarm."""
         job = driver._job
-        due, action = min(job.alarms, key=lambda alarm: alarm[0])
-        job.alarms = [alarm for alarm in job.alarms if alarm[1] is not action]
+        due, action = job.alarms.pop(place)
         job.now = max(job.now, due)
         action()

@@ -7,7 +7,6 @@ one of them is lost, or has left the world: so some may have the result of a ste
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from executors.job.worlds import Report
 from hvd_cluster.elastic.recovery import StateReport, decide
 
 AGREE, SHARE, MEET, STEP = range(4)
@@ -27,7 +26,8 @@ class Rank(NamedTuple):
 
     ``heard`` counts the worlds that it knows of. ``commit`` is its last one, None for a newcomer; ``is_exact``: whether
     its values are those of that commit. ``skips``: whether it has left the world before by plan, and needs no sync.
-    ``reached`` has the last collective to which it has come in each world.
+    ``reached`` has the last collective to which it has come in each world, ``part`` is the last world in which it has
+    trained.
     """
 
     name: str
@@ -41,10 +41,14 @@ class Rank(NamedTuple):
     has_told: bool = False
     lost: tuple[str, ...] = ()
     reached: tuple[tuple[int, int], ...] = ()
+    part: int = -1
 
     @property
     def is_alive(self):
         return self.phase not in ("done", "dead", "gone")
+
+    def renamed(self, names):
+        return self._replace(name=names.get(self.name, self.name), lost=renamed_in(self.lost, names))
 
     def reached_in(self, round):
         return dict(self.reached).get(round, -1)
@@ -55,12 +59,37 @@ class Rank(NamedTuple):
         return self._replace(phase="runs", round=round, op=op, reached=tuple(sorted(reached.items())))
 
 
+def renamed_in(value, names):
+    """A tuple, with new names for the strings in it."""
+    if isinstance(value, tuple):
+        return tuple(renamed_in(each, names) for each in value)
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+class Members(NamedTuple):
+    """Those of the world of ``round``: rank 0, and the others. Whether it is ``planned``."""
+
+    round: int
+    leader: str
+    others: tuple[str, ...]
+    planned: bool
+
+    @property
+    def names(self):
+        return (self.leader, *self.others)
+
+    def renamed(self, names):
+        others = tuple(sorted(renamed_in(self.others, names)))
+        return self._replace(leader=names.get(self.leader, self.leader), others=others)
+
+
 class Job(NamedTuple):
     """A state of everything. ``messages`` are on their way to the driver, whose state has the number ``driver``.
 
     ``worlds`` are those that were published. ``agreed`` has for each world the recovery that its ranks have found, or
     None where they need none. ``due`` has the world to which all change after a step, by world and step. ``floor`` is
-    the last commit that all ranks of a world had.
+    the last commit that all ranks of a world had. ``lost`` is the last world in which a rank had trained that was
+    killed, and ``finished`` the last one in which a rank has done all steps: that repairs the losses in earlier ones.
     """
 
     driver: int
@@ -70,6 +99,8 @@ class Job(NamedTuple):
     agreed: tuple = ()
     due: tuple = ()
     floor: int = 0
+    lost: int = -1
+    finished: int = -1
     end: str | None = ""
     """"" while the job goes on, None for success, or the error."""
     faults: int = 0
@@ -80,13 +111,31 @@ class Job(NamedTuple):
 
     def having(self, rank):
         """With this ``rank`` in the place of the one of its name."""
-        return self._replace(ranks=tuple(rank if each.name == rank.name else each for each in self.ranks))
+        return self._replace(ranks=tuple([rank if each.name == rank.name else each for each in self.ranks]))
 
     def sending(self, *messages):
-        return self._replace(messages=tuple(sorted((*self.messages, *messages), key=repr)))
+        return self._replace(messages=tuple(sorted((*self.messages, *messages))))
+
+    def renamed(self, names):
+        """With new names of workers and hosts."""
+        return self._replace(
+            ranks=tuple(sorted(rank.renamed(names) for rank in self.ranks)),
+            messages=(),
+            worlds=tuple(world and world.renamed(names) for world in self.worlds),
+            agreed=tuple((*each[:2], tuple(sorted(renamed_in(each[2], names)))) for each in self.agreed),
+            changes=tuple(renamed_in(change, names) for change in self.changes),
+        ).sending(*(renamed_in(message, names) for message in self.messages))
 
     def members(self, round):
-        return [self.rank(name) for name, _ in self.worlds[round].workers]
+        ranks = {rank.name: rank for rank in self.ranks}
+        return [ranks[name] for name in self.worlds[round].names]
+
+    def is_replaced(self, rank, heard):
+        """Whether a rank that has heard of so many worlds knows of one that is not planned, after its own."""
+        return any(not world.planned for world in self.worlds[rank.round + 1 : heard])
+
+    def agreement(self, round):
+        return next(each[1:] for each in self.agreed if each[0] == round)
 
 
 class Violation(AssertionError):
@@ -106,11 +155,27 @@ class Rules:
 
 
 class Protocol:
-    """The events that are possible in each state of a job of ``drivers``, whose ranks make ``steps`` steps."""
+    """The events that are possible in each state of a job of ``drivers``, whose ranks make ``steps`` steps.
+
+    If the states are reduced, some events are joined to others (Lipton's transactions). An event may be joined to a
+    later one of the same rank if it commutes with all events of others between the two, and if no property sees it:
+
+    * A rank hears of a world when it goes there. What it has heard nobody else sees. Rank 0 hears of worlds at any
+      time, as it tells the others when to change.
+    * The driver takes the success of a rank, and the reports ``ready`` and ``failed``, when they are sent. Before that
+      the rank waits, and nobody can tell whether it has sent them: the first two change nothing but the driver, and
+      ``failed`` only sets an alarm, which rings between any two later events. A kill that takes such a report away is a
+      kill before it was sent.
+    * A rank that may fail is not cut off instead: the driver does nothing with the report of the failure then, since a
+      later world is published, and the rank goes to that world in both cases.
+
+    No joined event can repeat without another one between, so that none is put off for ever.
+    """
 
     def __init__(self, drivers, steps, rules=None):
         self.drivers = drivers
         self.steps = steps
+        self.is_reduced = drivers.is_reduced
         self._rules = rules or Rules()
 
     def first(self, slots, faults, changes):
@@ -129,27 +194,37 @@ class Protocol:
 
     def _told(self, job, event):
         """The state after the driver has heard of ``event``."""
-        number, outputs = self.drivers.after(job.driver, event)
+        number, outputs, names = self.drivers.after(job.driver, event)
         job = job._replace(driver=number)
         for kind, *values in outputs:
             job = getattr(self, f"_driver_{kind}")(job, *values)
-        return job
+        return job.renamed(names) if names else job
+
+    def _sent(self, job, *message):
+        """The state after a rank has sent a ``message``."""
+        if self.is_reduced and (message[0] == "done" or message[2] in ("ready", "failed")):
+            return self._told(job, message)
+        return job.sending(message)
 
     def _driver_start(self, job, name, _):
         return job._replace(ranks=(*job.ranks, Rank(name, heard=len(job.worlds))))
 
     def _driver_stop(self, job, name):
-        rank = job.rank(name)
-        return job.having(rank._replace(phase="dead")).sending(("killed", name)) if rank.is_alive else job
+        rank = next((rank for rank in job.ranks if rank.name == name and rank.is_alive), None)
+        return job.having(rank._replace(phase="dead")).sending(("killed", name)) if rank else job
 
     def _driver_world(self, job, world):
         assert world.round == len(job.worlds)
-        return job._replace(worlds=(*job.worlds, world))
+        leader, *others = [name for name, _ in world.workers]
+        members = Members(world.round, leader, tuple(sorted(others)), world.planned)
+        return job._replace(worlds=(*job.worlds, members))
 
     def _driver_over(self, job):
         return job
 
     def _driver_end(self, job, error):
+        if error is None and (job.finished < 0 or job.lost >= job.finished):
+            raise Violation("success, though the end of a rank is lost, and nobody has done its work")
         return job._replace(end=error)
 
     # All that may happen next: pairs of a name and the next state.
@@ -165,23 +240,23 @@ class Protocol:
         for message in dict.fromkeys(job.messages):
             rest = list(job.messages)
             rest.remove(message)
-            yield f"driver: {message[:2]}", self._told(job._replace(messages=tuple(rest)), message)
-        if self.drivers.alarm(job.driver):
-            yield "alarm", self._told(job, ("ring",))
+            yield f"driver: {message[:3]}", self._told(job._replace(messages=tuple(rest)), message)
+        for place in self.drivers.alarms(job.driver):
+            yield "alarm", self._told(job, ("ring", place))
         for rank in job.ranks:
             yield from getattr(self, f"_{rank.phase}")(job, rank)
 
     def _slow(self, job):
         for rank in job.ranks:
             yield from self._late(job, rank)
-        if self.drivers.alarm(job.driver) is not None:
-            yield "late alarm", self._told(job, ("ring",))
+        for place in self.drivers.alarms(job.driver, late=True):
+            yield "late alarm", self._told(job, ("ring", place))
 
     def faults(self, job):
         """Kills and planned changes, with the state after each."""
         for rank in job.ranks if job.faults else ():
             if rank.is_alive:
-                killed = job._replace(faults=job.faults - 1).having(rank._replace(phase="dead"))
+                killed = self._killed(job, rank)
                 yield f"kill {rank.name}", killed.sending(("killed", rank.name))
                 unsent = self._reports_of(job, rank)
                 if unsent:
@@ -193,28 +268,41 @@ class Protocol:
             rest = job._replace(changes=job.changes[1:])
             if kind == "found":
                 yield f"hosts {dict(value)}", self._told(rest, ("found", value))
-            elif any(rank.name == value and rank.is_alive for rank in job.ranks):
-                yield f"notice to {value}", self._told(rest, ("drain", value))
+            else:
+                noted = [rank.name for rank in job.ranks if rank.is_alive and value in ("", rank.name)]
+                yield from ((f"notice to {name}", self._told(rest, ("drain", name))) for name in noted)
+
+    def _killed(self, job, rank):
+        part = -1 if rank.phase in ("leaves", "ends") else rank.part
+        killed = job.having(rank._replace(phase="dead"))
+        return killed._replace(faults=job.faults - 1, lost=max(job.lost, part))
 
     # A rank.
 
     def _imports(self, job, rank):
         ready = self._told(job.having(rank._replace(phase="waits")), ("up", rank.name))
-        initial = job.worlds and rank.name in dict(job.worlds[0].workers)
+        initial = job.worlds[0] and rank.name in job.worlds[0].names
         if initial:
             yield f"{rank.name} starts", self._go(ready, rank, job.worlds[0], rank.heard or 1)
         else:
-            yield f"{rank.name} is ready", ready.sending(("report", rank.name, Report("ready")))
+            yield f"{rank.name} is ready", self._sent(ready, "report", rank.name, "ready", 0, ())
 
     def _waits(self, job, rank):
         yield from self._hears(job, rank)
-        world = self._newest(job, rank)
-        if world is not None and rank.name in dict(world.workers):
-            yield f"{rank.name} comes into world {world.round}", self._go(job, rank, world, rank.heard)
+        for heard, world in self._heard(job, rank):
+            if rank.name in world.names:
+                yield f"{rank.name} comes into world {world.round}", self._go(job, rank, world, heard)
 
     def _hears(self, job, rank):
-        if rank.heard < len(job.worlds):
+        if rank.heard < len(job.worlds) and not self.is_reduced:
             yield f"{rank.name} hears of world {rank.heard}", job.having(rank._replace(heard=rank.heard + 1))
+
+    def _heard(self, job, rank):
+        """The newest world of which it has heard; or, of which it may have heard when it goes there."""
+        last = len(job.worlds) if self.is_reduced else rank.heard
+        for heard in range(rank.heard, last + 1):
+            if heard and job.worlds[heard - 1]:
+                yield heard, job.worlds[heard - 1]
 
     def _newest(self, job, rank):
         return job.worlds[rank.heard - 1] if rank.heard else None
@@ -222,7 +310,7 @@ class Protocol:
     def _go(self, job, rank, world, heard):
         """To ``world``, or away, if it is without the rank."""
         rank = rank._replace(heard=heard, has_told=False, lost=())
-        if rank.name not in dict(world.workers):
+        if rank.name not in world.names:
             return job.having(rank._replace(phase="leaves"))
         return self._arrived(job.having(rank.at(world.round, AGREE)), rank.name)
 
@@ -231,43 +319,61 @@ class Protocol:
         rank = job.rank(name)
         members = job.members(rank.round)
         if rank.op == AGREE and all(each.reached_in(rank.round) >= AGREE for each in members):
-            job = job._replace(agreed=(*job.agreed, (rank.round, self._recovery(job, members))))
+            job = job._replace(agreed=(*job.agreed, (rank.round, *self._recovery(job, rank.round))))
         newest = self._newest(job, rank)
         if rank.op >= STEP and members[0].name == name and newest.round > rank.round:
             job = job._replace(due=(*job.due, ((rank.round, rank.op), newest.round)))
         return job
 
-    def _recovery(self, job, members):
+    def _recovery(self, job, round):
+        """The commit with which all go on, and who needs it; None where they need no sync."""
+        members = job.members(round)
         if all(each.skips for each in members):
-            return None
+            return None, ()
         reports = [
             StateReport(number, each.commit, each.is_exact, each.commit, None, False, True, "", "")
             for number, each in enumerate(members)
         ]
         found = decide(reports)
         is_new = found.present and self.drivers.state(job.driver).has_formed  # a job that has begun begins again
-        has_it = any(each.is_alive and (each.commit or 0) >= job.floor for each in job.ranks)
+        has_it = any(
+            each.is_alive and each.phase != "finishes" and (each.commit or 0) >= job.floor for each in job.ranks
+        )
         if found.commit < job.floor and (is_new or has_it):
-            raise Violation(f"world {members[0].round} begins with commit {found.commit}, but {job.floor} was there")
+            raise Violation(f"world {round} begins with commit {found.commit}, but {job.floor} was there")
         if len({each.skips for each in members}) > 1 and not self._rules.agree_on_skips:
             raise Violation("some ranks skip the sync, and others do not")
-        return found
+        return found.commit, tuple(sorted(members[place].name for place in found.receivers))
 
     def _runs(self, job, rank):
-        yield from self._hears(job, rank)
         members = job.members(rank.round)
+        if members[0].name == rank.name and rank.heard < len(job.worlds):
+            yield f"{rank.name} hears of world {rank.heard}", job.having(rank._replace(heard=rank.heard + 1))
+        elif not self.is_reduced:
+            yield from self._hears(job, rank)
         if all(each.reached_in(rank.round) >= rank.op for each in members):
             yield f"{rank.name} has collective {rank.op} of world {rank.round}", self._completed(job, rank)
-        lost = tuple(each.name for each in members if each.phase == "dead")
-        if any(self._breaks(each, rank.round, rank.op) for each in members):
-            failed = rank._replace(phase="failed", lost=lost)
-            told = job.having(failed)
-            if lost:
-                ranks = tuple(place for place, each in enumerate(members) if each.name in lost)
-                told = told.sending(("report", rank.name, Report("lost", rank.round, ranks)))
+        yield from self._breakdowns(job, rank, members)
+
+    def _breakdowns(self, job, rank, members):
+        """It fails, or is cut off."""
+        breaks = any(self._breaks(each, rank.round, rank.op) for each in members)
+        heard = self._unplanned(job, rank)
+        if breaks:
+            lost = tuple(each.name for each in members if each.phase == "dead")
+            told = job.having(rank._replace(phase="failed", lost=lost))
+            told = told.sending(("report", rank.name, "lost", rank.round, lost)) if lost else told
             yield f"{rank.name} fails in collective {rank.op} of world {rank.round}", told
-        if any(not world.planned for world in job.worlds[rank.round + 1 : rank.heard]):
-            yield f"{rank.name} is cut off in world {rank.round}", job.having(rank._replace(phase="failed", lost=()))
+        if heard and not (self.is_reduced and breaks):
+            failed = rank._replace(phase="failed", lost=(), heard=heard)
+            yield f"{rank.name} is cut off in world {rank.round}", job.having(failed)
+
+    def _unplanned(self, job, rank):
+        """How many worlds it has heard of when it has heard of one that is not planned; 0 if there is none."""
+        if not self.is_reduced:
+            return rank.heard if job.is_replaced(rank, rank.heard) else 0
+        numbers = range(rank.heard, len(job.worlds) + 1)
+        return next((heard for heard in numbers if job.is_replaced(rank, heard)), 0)
 
     def _breaks(self, member, round, op):
         """Whether the end of ``member``, or of its connections, may reach others before the result of ``op``."""
@@ -280,31 +386,31 @@ class Protocol:
         return member.reached_in(round) <= op
 
     def _completed(self, job, rank):
+        if rank.op in (AGREE, SHARE):
+            commit, receivers = job.agreement(rank.round)
         if rank.op == AGREE:
-            return self._after_agreement(job, rank, dict(job.agreed)[rank.round])
+            return self._after_agreement(job, rank, commit, receivers)
         if rank.op == SHARE:
-            found = dict(job.agreed)[rank.round]
-            ready = rank._replace(commit=found.commit, is_exact=True)
+            ready = rank._replace(commit=commit, is_exact=True)
             return self._next(job, ready, MEET) if self._rules.meet else self._trains(job, ready)
         return self._trains(job, rank) if rank.op == MEET else self._after_step(job, rank)
 
     def _next(self, job, rank, op):
         return self._arrived(job.having(rank.at(rank.round, op)), rank.name)
 
-    def _after_agreement(self, job, rank, found):
-        if found is None:
+    def _after_agreement(self, job, rank, commit, receivers):
+        if commit is None:
             return self._trains(job, rank)
-        number = job.members(rank.round).index(job.rank(rank.name))
-        if found.receivers:
-            return self._next(job, rank._replace(is_exact=rank.is_exact and number not in found.receivers), SHARE)
-        return self._trains(job, rank._replace(commit=found.commit, is_exact=True))
+        if receivers:
+            return self._next(job, rank._replace(is_exact=rank.is_exact and rank.name not in receivers), SHARE)
+        return self._trains(job, rank._replace(commit=commit, is_exact=True))
 
     def _trains(self, job, rank):
         """All ranks have the state, as far as this one knows."""
-        rank = rank._replace(skips=False)
+        rank = rank._replace(skips=False, part=rank.round)
         job = job.having(rank)
         if job.members(rank.round)[0].name == rank.name:
-            job = job.sending(("report", rank.name, Report("formed", rank.round)))
+            job = job.sending(("report", rank.name, "formed", rank.round, ()))
         if rank.commit >= self.steps:
             return self._finished(job, rank)
         return self._next(job, rank, STEP)
@@ -326,6 +432,7 @@ class Protocol:
         return self._arrived(job, rank.name)
 
     def _finished(self, job, rank):
+        job = job._replace(finished=max(job.finished, rank.round))
         return job.having(rank._replace(phase="finishes"))
 
     def _finishes(self, job, rank):
@@ -334,41 +441,34 @@ class Protocol:
     def _exit(self, job, rank, phase):
         """A process ends when the driver has taken its reports."""
         if not self._reports_of(job, rank):
-            yield f"{rank.name} ends", job.having(rank._replace(phase=phase)).sending(("done", rank.name))
+            yield f"{rank.name} ends", self._sent(job.having(rank._replace(phase=phase)), "done", rank.name)
 
     def _reports_of(self, job, rank):
         return [message for message in job.messages if message[:2] == ("report", rank.name)]
 
     def _plans(self, job, rank):
         yield from self._hears(job, rank)
-        world = self._newest(job, rank)
-        if world.round >= rank.op:
-            before = dict(job.worlds[rank.round].workers)
-            together = world.planned and all(name in before for name, _ in world.workers)
-            yield (
-                f"{rank.name} changes to world {world.round}",
-                self._go(job, rank._replace(skips=together), world, rank.heard),
-            )
+        before = set(job.worlds[rank.round].names)
+        for heard, world in self._heard(job, rank):
+            if world.round >= rank.op:
+                ready = rank._replace(skips=world.planned and before.issuperset(world.names))
+                yield f"{rank.name} changes to world {world.round}", self._go(job, ready, world, heard)
 
     def _failed(self, job, rank):
         yield from self._hears(job, rank)
-        world, rank = self._newest(job, rank), rank._replace(skips=False)
-        replaced = any(not each.planned for each in job.worlds[rank.round + 1 : rank.heard])
-        without = world.round > rank.round and not set(dict(world.workers)) & set(rank.lost)
-        if replaced or (rank.has_told and without):
-            yield f"{rank.name} goes on to world {world.round}", self._go(job, rank, world, rank.heard)
-        elif not rank.has_told:
-            members = job.members(rank.round)
-            ranks = tuple(place for place, each in enumerate(members) if each.name in rank.lost)
+        rank = rank._replace(skips=False)
+        for heard, world in self._heard(job, rank):
+            without = world.round > rank.round and not set(world.names) & set(rank.lost)
+            if job.is_replaced(rank, heard) or (rank.has_told and without):
+                yield f"{rank.name} goes on to world {world.round}", self._go(job, rank, world, heard)
+        if not rank.has_told and not job.is_replaced(rank, rank.heard):
             told = job.having(rank._replace(has_told=True))
-            yield (
-                f"{rank.name} tells of its failure",
-                told.sending(("report", rank.name, Report("failed", rank.round, ranks))),
-            )
+            sent = self._sent(told, "report", rank.name, "failed", rank.round, rank.lost)
+            yield f"{rank.name} tells of its failure", sent
 
     def _leaves(self, job, rank):
         left = job.having(rank._replace(phase="ends"))
-        yield f"{rank.name} leaves", self._told(left, ("report", rank.name, Report("leaving")))
+        yield f"{rank.name} leaves", self._told(left, ("report", rank.name, "leaving", 0, ()))
 
     def _ends(self, job, rank):
         yield from self._exit(job, rank, "gone")
@@ -380,8 +480,7 @@ class Protocol:
 
     def _late(self, job, rank):
         """A rank waits for another one that does not come, for longer than its patience."""
-        newest = self._newest(job, rank)
-        is_patient = rank.commit is None and newest is not None and newest.round <= rank.round and rank.round > 0
+        is_patient = rank.commit is None and len(job.worlds) - 1 <= rank.round and rank.round > 0
         if rank.phase == "runs" and rank.op == AGREE and not is_patient:
             yield (
                 f"{rank.name} has waited for too long in world {rank.round}",

@@ -2,12 +2,13 @@
 
 import functools
 import math
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 
 LONGEST_PAST = 10.0
 """Times that are longer ago are all alike."""
 FOREVER = 1e8
+FUNCTIONS = (FunctionType, MethodType, functools.partial)
 
 
 def cloned(value, memo=None):
@@ -75,37 +76,65 @@ def _names(value):
     return getattr(type(value), "__slots__", None) or list(vars(value))
 
 
-def key_of(value, now):
-    """A hashable value that is equal for states with the same future; floats are times, which count from ``now``."""
-    return _key(value, now, {})
+def key_of(value, now, essences=None, names=None):
+    """A hashable value that is equal for states with the same future; floats are times, which count from ``now``.
+
+    ``essences`` has for a class a function from an object to the parts that its future depends on; None: all do.
+    ``names`` has new names for strings.
+    """
+    return _Key(now, essences or {}, names or {}).of(value)
 
 
-def _key(value, now, seen):
-    if isinstance(value, float):
-        return value if math.isinf(value) or value > FOREVER else round(max(value - now, -LONGEST_PAST), 6)
-    if value is None or isinstance(value, int | str | bytes):
-        return value
-    if isinstance(value, set | frozenset):
-        return tuple(sorted(map(repr, value)))
-    if type(value) is tuple:
-        return tuple(_key(each, now, seen) for each in value)
-    if id(value) in seen:
-        return "seen", seen[id(value)]
-    seen[id(value)] = len(seen)
-    return _key_of_object(value, now, seen)
+class _Key:
+    def __init__(self, now, essences, names):
+        self._now = now
+        self._essences = essences
+        self._names = names
+        self._seen = {}
 
+    def of(self, value):
+        kind = type(value)
+        if kind is str:
+            return self._names.get(value, value)
+        if kind is float:
+            return self._time(value)
+        if value is None or isinstance(value, int | bytes):
+            return value
+        if kind is tuple:
+            return tuple(map(self.of, value))
+        if kind in (set, frozenset):
+            return tuple(sorted(map(repr, map(self.of, value))))
+        if kind in FUNCTIONS:
+            return self._of_function(value)
+        return self._once(value, kind) if kind in (list, dict) or _changes(value) else self._of_value(value, kind)
 
-def _key_of_object(value, now, seen):
-    if isinstance(value, list):
-        return tuple(_key(each, now, seen) for each in value)
-    if isinstance(value, dict):
-        return tuple((name, _key(each, now, seen)) for name, each in value.items())
-    if isinstance(value, FunctionType):
-        return value.__qualname__, *(_key(cell.cell_contents, now, seen) for cell in value.__closure__ or ())
-    if isinstance(value, MethodType):
-        return value.__name__, _key(value.__self__, now, seen)
-    if isinstance(value, functools.partial):
-        return _key(value.func, now, seen), _key(value.args, now, seen)
-    if _changes(value):
-        return type(value).__name__, *(_key(getattr(value, name), now, seen) for name in _names(value))
-    return repr(value)
+    def _time(self, value):
+        is_fixed = math.isinf(value) or value > FOREVER
+        return value if is_fixed else round(max(value - self._now, -LONGEST_PAST), 6)
+
+    def _once(self, value, kind):
+        """An object that changes is another one than those that are equal now."""
+        if id(value) in self._seen:
+            return "seen", self._seen[id(value)]
+        self._seen[id(value)] = len(self._seen)
+        if kind in self._essences:
+            return kind.__name__, *map(self.of, self._essences[kind](value))
+        if isinstance(value, list):
+            return tuple(map(self.of, value))
+        if isinstance(value, dict):
+            return tuple((self.of(name), self.of(each)) for name, each in value.items())
+        return type(value).__name__, *(self.of(getattr(value, name)) for name in _names(value))
+
+    def _of_value(self, value, kind):
+        if kind in self._essences:
+            return kind.__name__, *map(self.of, self._essences[kind](value))
+        if self._essences and is_dataclass(value) and not isinstance(value, type):
+            return type(value).__name__, *(self.of(getattr(value, field.name)) for field in fields(value))
+        return repr(value)
+
+    def _of_function(self, value):
+        if isinstance(value, FunctionType):
+            return value.__qualname__, *(self.of(cell.cell_contents) for cell in value.__closure__ or ())
+        if isinstance(value, MethodType):
+            return value.__name__, self.of(value.__self__)
+        return self.of(value.func), self.of(value.args), self.of(value.keywords)

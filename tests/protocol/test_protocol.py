@@ -1,13 +1,16 @@
 """The real driver beside a model of the ranks: no way leads to a job that stops, loses a step, or fails to agree."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
-from tests.protocol.cases import EXHAUSTIVE, RANDOM, notice
+from tests.protocol.cases import EXHAUSTIVE, RANDOM
 from tests.protocol.driver_states import silence
-from tests.protocol.ranks import Rules, Violation
-from tests.protocol.search import Case
+from tests.protocol.mutations import HOST_LEAVES, MUTATIONS, NEWCOMER, TWO, mutation
+from tests.protocol.ranks import Violation
+
+QUICK = [name for name in MUTATIONS if name != "only some ranks skip the sync"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +36,20 @@ def test_random_ways_of_larger_jobs(name):
     assert None in found.ends, "no way leads to success"
 
 
-def test_a_search_finds_ranks_of_which_only_some_skip_the_sync():
-    """A rank that leaves by a notice is killed in the last step before, which only some of the others have."""
-    case = Case({"a": 1, "b": 1, "c": 1}, changes=(notice(2),), most=3, trains=True)
-    with pytest.raises(Violation, match=r"some ranks skip the sync, and others do not after .*'kill worker-2'"):
-        case.search(rules=Rules(agree_on_skips=False))
+@pytest.mark.parametrize("case", [TWO, *(replace(case, faults=0) for case in (HOST_LEAVES, NEWCOMER))])
+def test_the_reduced_states_have_the_same_ends(case):
+    reduced, full = case.search(), case.search(is_reduced=False)
+    assert reduced.kinds == full.kinds
+    assert reduced.states * 2 < full.states
 
 
-def test_a_search_finds_a_rank_that_is_taken_for_one_with_the_state():
-    """The only rank with the state has sent it, tells that the world has formed, and is killed."""
-    with pytest.raises(Violation, match=r"begins with commit 0, but 1 was there"):
-        EXHAUSTIVE["a newcomer"].search(rules=Rules(meet=False))
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_search_finds_each_fault(name):
+    with mutation(name) as (case, rules, shown), pytest.raises(Violation, match=shown):
+        case.search(rules=rules)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_search_of_all_states_finds_the_same_faults(name):
+    with mutation(name) as (case, rules, shown), pytest.raises(Violation, match=shown):
+        case.search(rules=rules, is_reduced=False)
