@@ -44,7 +44,8 @@ def main() -> None:
     add_elastic_options(parser)
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("executors").setLevel(logging.INFO)  # a line for each change
+    for name in ("executors", "hvd_cluster._executors"):  # in a checkout, and in a wheel
+        logging.getLogger(name).setLevel(logging.INFO)  # a line for each change
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray would make a token and store it in ~/.ray
     ray.init("local", num_cpus=options.workers, include_dashboard=False, logging_level=logging.ERROR)
     try:

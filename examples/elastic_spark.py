@@ -28,7 +28,8 @@ def main() -> None:
     add_elastic_options(parser)
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("executors").setLevel(logging.INFO)  # a line for each change
+    for name in ("executors", "hvd_cluster._executors"):  # in a checkout, and in a wheel
+        logging.getLogger(name).setLevel(logging.INFO)  # a line for each change
     with session(options.master) as spark:
         for module in (digits, elastic_digits, spark_digits):
             spark.addArtifacts(module.__file__, pyfile=True)  # the ranks import them, too

@@ -10,7 +10,8 @@ INTRODUCTION = """# Flags of hvdrun
 For those who start jobs with `hvdrun`, or write its configuration file. A flag has precedence over the file, and the
 file over the variable. [hvdrun](../hvdrun.md) explains the command, and [variables](../variables.md) the variables. A
 row has the flag, its place in [the configuration file](../hvdrun.md#the-configuration-file), and the variable that the
-ranks get.
+ranks get. Four flags stand on the command line only: `-h` shows the help, `-v` (`--version`) the version, `-cb`
+(`--check-build`) [what is installed](../hvdrun.md#the-installation), and `--config-file FILE` names the file.
 """
 HEAD = "| flag | in the file | variable | meaning |\n|---|---|---|---|\n"
 

@@ -45,3 +45,11 @@ def test_the_sources_of_a_release(tmp_path):
     linked = set(re.findall(rf"{ADDRESS}/(?:blob|raw)/v{version}/([^)#\s]+)", readme))
     assert len(linked) > 50
     assert not [path for path in linked if not (tmp_path / path).exists()]
+
+
+def test_the_version_is_the_same_everywhere():
+    version = release_sources.version_of((ROOT / "pyproject.toml").read_text())
+    assert f'VERSION = "{version}"' in (ROOT / "collectives" / "version.py").read_text()
+    command = (ROOT / "hvd_cluster" / "horovod" / "command" / "pyproject.toml").read_text()
+    assert release_sources.version_of(command) == version
+    assert f'dependencies = ["hvd-cluster>={version}"]' in command

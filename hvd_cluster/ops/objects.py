@@ -40,10 +40,12 @@ def broadcast_object(
     """``obj`` of the global rank ``root_rank``, on every member; the objects of the others are ignored.
 
     cloudpickle must be able to pickle the object. Data comes only from ranks of this job. The pickle needs memory in
-    addition to the object. Raises InvalidRequestError on every member if the object cannot be pickled, and on each
-    member that cannot unpickle it; HorovodInternalError when a rank is lost.
+    addition to the object. A newcomer of an elastic job gets its own object, because it reaches no other rank yet.
+    Raises InvalidRequestError on every member if the object cannot be pickled, and on each member that cannot unpickle
+    it; HorovodInternalError when a rank is lost.
     """
-    is_root = basics.rank() == root_rank
+    worlds = basics.worlds()
+    is_root = basics.rank() == root_rank or (worlds is not None and worlds.is_alone)
     parcel = _pickle(obj) if is_root else _Parcel(np.empty(0, np.uint8))
     length, failed = _broadcast(parcel.header, root_rank, _suffixed(name, "sz"), process_set).tolist()
     data = parcel.data if is_root else np.empty(length, np.uint8)

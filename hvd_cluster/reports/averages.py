@@ -57,7 +57,8 @@ def _count(samples: Any) -> float:
 
 def _number(key: object, value: Any) -> float:
     try:
-        return float(value)
+        # torch warns of a tensor with a gradient, such as a loss.
+        return float(value.detach() if hasattr(value, "detach") else value)
     except Exception as error:
         raise InvalidRequestError(
             f"{key!r} is a {type(value).__name__}, which is no number ({described(error)}); give a number or a tensor "

@@ -202,7 +202,8 @@ def wait(timeout: float = TIMEOUT) -> None:
 def on_root(call: Callable[[], T], name: str, timeout: float = TIMEOUT) -> T:
     """``call()`` of rank 0, which alone calls it. All ranks get its result, or its error: see :func:`_shown`.
 
-    Another rank, which was rank 0 in an earlier world, first ends what it writes.
+    Another rank, which was rank 0 in an earlier world, first ends what it writes. A newcomer of an elastic job, which
+    reaches no other rank yet, calls nothing, and gets None.
     """
     outcome: tuple[Any, Exception | None] = (None, None)
     if basics.rank() == 0:

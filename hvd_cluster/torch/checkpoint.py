@@ -95,7 +95,8 @@ def load(
 
     ``which`` is "latest", "best" or a step. Rank 0 reads the file and sends it to the others. The number of ranks may
     be another one than before. Returns step, epoch, metric, ``extra`` and the path; None where there is no checkpoint,
-    if that is ``missing_ok``. A write in the background is waited for, at most ``timeout`` seconds.
+    if that is ``missing_ok``, and in a newcomer of an elastic job, which gets the state of the others when its function
+    runs. A write in the background is waited for, at most ``timeout`` seconds.
 
     Raises CheckpointError where there is no such checkpoint, where it is damaged or lacks a state that is asked for,
     and where it has classes besides tensors and plain data: ``weights_only=False`` loads them, which runs code of the

@@ -45,9 +45,11 @@ def copied_by_apptainer() -> list[str]:
 
 @pytest.mark.parametrize("copied", [copied_by_docker, copied_by_apptainer], ids=["docker", "apptainer"])
 def test_what_is_copied_is_there_and_is_all_that_the_package_needs(copied) -> None:
-    found = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+    setuptools = PROJECT["tool"]["setuptools"]
+    packages = {pattern.rstrip("*") for pattern in setuptools["packages"]["find"]["include"]}
+    commands = {f"{name.rpartition('.')[0].replace('.', '/')}.py" for name in setuptools["cmdclass"].values()}
     needed = {"pyproject.toml", "constraints.txt", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]}
-    assert set(copied()) == {*needed, *(pattern.rstrip("*") for pattern in found), "examples"}
+    assert set(copied()) == {*needed, *packages, *commands, "examples"}
     assert not [source for source in copied() if not (ROOT / source).exists()]
 
 

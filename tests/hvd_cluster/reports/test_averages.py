@@ -87,3 +87,17 @@ def test_great_numbers_do_not_overflow():
 def test_values_that_are_refused(given, said):
     with pytest.raises(InvalidRequestError, match=said):
         average(*given)
+
+
+class Loss:
+    """As torch's with a gradient, for which float() warns."""
+
+    def __float__(self):
+        raise UserWarning
+
+    def detach(self):
+        return 2.0
+
+
+def test_a_loss_with_a_gradient_gives_its_value():
+    assert average((Loss(), 1), ({}, 0)) == 2.0

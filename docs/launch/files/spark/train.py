@@ -49,7 +49,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10, help="passes over the samples (%(default)s)")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("executors").setLevel(logging.INFO)  # a line for each change of the ranks
+    for name in ("executors", "hvd_cluster._executors"):  # in a checkout, and in a wheel
+        logging.getLogger(name).setLevel(logging.INFO)  # a line for each change of the ranks
     spark = SparkSession.builder.appName("train").getOrCreate()  # spark-submit names the master
     arguments = (options.epochs,)
     if options.fewest:
