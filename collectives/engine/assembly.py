@@ -92,6 +92,7 @@ class Assembly:
             stalls,
             self.works,
             self.link.inquire,
+            lambda: channel.silent_rank,
             self.link.states,
         )
         self.ends = Ends(
