@@ -238,7 +238,8 @@ def _connect_together(
     hello = Hello(
         rank, size, world.host, configuration=_configuration(settings, sets), job=world.job, round=world.round
     )
-    end = LocalEnd(hello, settings.secret, address, settings.timeouts.heartbeat, attempt)
+    local = world.topology.local_rank, world.topology.local_size
+    end = LocalEnd(hello, settings.secret, address, settings.timeouts.heartbeat, attempt, *local)
     groups = _Groups(settings, sets, world.topology, address)
     open_store = _rendezvous(world, settings)
     try:
