@@ -52,13 +52,17 @@ def find_center(end: LocalEnd, entries: Entries, forwarder: Forwarder | None = N
 
 def _reach(end: LocalEnd, entries: Entries, start: int, entry: Any, forwarder: Forwarder | None) -> tuple[Callee, Any]:
     """The other end, rank 0 at ``entry`` or the leader of this host, and the first answer."""
-    host, make = 0, Callee if forwarder is None else partial(Superior, forwarder)
+    pause, make = (
+        partial(_await_later_start, end, entries, start),
+        Callee if forwarder is None else partial(Superior, forwarder),
+    )
     if entry["host"] != end.hello.host:
         if forwarder is not None:
             forwarder.publish(entries, entry["id"])
         elif end.may_follow and (leader := _await_leader(end, entries, start, entry["id"])) is not None:
-            entry, host = leader, leader["rank"]
-    return call(end, entry, host, partial(_await_later_start, end, entries, start), make)
+            with suppress(NoListenerError, GoneError):  # then rank 0 names the leader, if this rank comes
+                return call(end, leader, leader["rank"], pause)
+    return call(end, entry, 0, pause, make)
 
 
 def _await_leader(end: LocalEnd, entries: Entries, start: int, center: str) -> Any:

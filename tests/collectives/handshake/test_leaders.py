@@ -136,6 +136,16 @@ def test_a_leader_that_does_not_come_is_named_by_all(monkeypatch):
         assert errors[rank].ranks == (2,), errors[rank]
 
 
+def test_a_leader_that_ended_before_it_called_rank_0_is_named_by_all(monkeypatch):
+    """Its followers find nobody at its address."""
+    nobody = {"id": "1", "host": "b", "unix": "\0hvd-cluster-nobody", "tcp": [LOCALHOST, 1], "rank": 2}
+    monkeypatch.setattr(search, "_await_leader", lambda *_: nobody)
+    errors = start(absent=(2,), timeouts={0: 2.0}, hosts=HOSTS[:5])
+    for rank in (0, 1, 3, 4):
+        assert type(errors[rank]) is CollectiveTimeoutError, errors[rank]
+        assert errors[rank].ranks == (2,), errors[rank]
+
+
 def test_a_leader_that_comes_late_leads_those_that_wait_for_it(monkeypatch):
     def late(*args):
         until(lambda: waiting)
