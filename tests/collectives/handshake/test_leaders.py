@@ -1,7 +1,9 @@
 """The start of a large world: leaders admit the ranks of their hosts, and rank 0 has a connection for each host."""
 
 import threading
+import time
 
+import msgpack
 import pytest
 
 from collectives.api import CollectiveTimeoutError, EngineError, PeerLostError, SettingsError, ShutDownError
@@ -12,7 +14,7 @@ from collectives.net.relay import Center, Follower, Leader
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends.members import in_threads
 from tests.collectives.engine.job import PATIENCE, outcome, until
-from tests.collectives.handshake.handshakes import LOCALHOST, SECRET, connect
+from tests.collectives.handshake.handshakes import KEY, LOCALHOST, SECRET, connect
 from tests.collectives.net.test_sockets import receive
 
 HOSTS = ("a", "a", "b", "b", "b", "c", "c")
@@ -134,6 +136,28 @@ def test_a_leader_that_does_not_come_is_named_by_all(monkeypatch):
     for rank in (0, 1, 3, 4, 5, 6):
         assert type(errors[rank]) is CollectiveTimeoutError, errors[rank]
         assert errors[rank].ranks == (2,), errors[rank]
+
+
+def test_a_follower_that_waits_for_its_leader_hears_that_the_start_has_failed(monkeypatch):
+    """Rank 0 gives up long before the follower would call it."""
+    monkeypatch.setattr(search, "FIRST_LOOK_SECONDS", 0.1)
+    begin = time.monotonic()
+    errors = start(absent=(2,), timeouts={0: 1.0})
+    assert time.monotonic() - begin < PATIENCE / 2
+    assert len({str(error) for rank, error in enumerate(errors) if rank != 2}) == 1
+    assert errors[3].ranks == (2, 3, 4)
+
+
+def test_a_follower_that_waits_for_its_leader_hears_of_the_next_start(monkeypatch):
+    """It knows nothing of the start of rank 0 before, as opposed to its leader."""
+    monkeypatch.setattr(search, "FIRST_LOOK_SECONDS", 0.1)
+    store, starts = MemoryStore(), [Starts() for _ in HOSTS]
+    store.set(KEY, msgpack.packb({"id": "before", "host": "a", "unix": "\0hvd-cluster-nobody", "tcp": [LOCALHOST, 1]}))
+    for rank in (0, 2):
+        starts[rank].passed(("job", 0), 0)
+    begin = time.monotonic()
+    assert start(lambda result: result.hosts, store=store, starts=starts) == [HOSTS] * SIZE
+    assert time.monotonic() - begin < PATIENCE / 2
 
 
 def test_a_leader_that_ended_before_it_called_rank_0_is_named_by_all(monkeypatch):
