@@ -32,7 +32,8 @@ class HostsAdmission(Admission):
     HEEDED = select.POLLIN | select.POLLRDHUP
 
     def __init__(self, end: LocalEnd, expected: Collection[int]) -> None:
-        super().__init__(end, expected)
+        hosts = len(expected) // end.local_size  # as far as the launcher tells; descriptors are set aside for so many
+        super().__init__(end, expected, count=hosts + end.local_size)
         self._led: dict[int, _Led] = {}
 
     @override

@@ -37,7 +37,7 @@ def local(rank, hosts=HOSTS):
 
 
 def start(
-    body=None, absent=(), timeouts=None, hosts=HOSTS, locals=local, hellos=None, offer=None, store=None, starts=None
+    body=None, absent=(), timeouts=None, hosts=HOSTS, locals=None, hellos=None, offer=None, store=None, starts=None
 ):
     """What ``body(result)`` returns on each rank whose handshake ends well, the error on others."""
 
@@ -46,9 +46,10 @@ def start(
             return GONE
         patience = (timeouts or {}).get(rank, PATIENCE)
         mine = (hellos or {}).get(rank) or Hello(rank, len(hosts), hosts[rank])
+        place = locals(rank) if locals else local(rank, hosts)
         offers = (lambda *_: offer(rank)) if offer else (lambda *_: b"of %d" % rank)
         known = starts[rank] if starts else None
-        result = outcome(lambda: connect(mine, store, SECRET, LOCALHOST, patience, offers, known, locals(rank)))
+        result = outcome(lambda: connect(mine, store, SECRET, LOCALHOST, patience, offers, known, place))
         if isinstance(result, Exception):
             return result
         results[rank] = result
@@ -91,6 +92,20 @@ def test_rank_0_has_a_connection_for_each_other_host_and_for_each_rank_of_its_ow
     assert kinds[0] == (Center, [1, 2, 5], LEADERS)
     assert [kind for kind, _, _ in kinds[2:]] == [Leader, Follower, Follower, Leader, Follower]
     assert [peers for _, peers, _ in kinds[1:]] == [[0], [0], [2], [2], [0], [5]]
+
+
+def test_rank_0_sets_descriptors_aside_for_hosts_not_for_ranks(monkeypatch):
+    """Few would be left for connections that are not authenticated yet, and most of them would be dropped."""
+    counts = []
+    make = admission.Candidates
+
+    def recorded(end, listeners, poller, count, admit):
+        counts.append((end.hello.rank, count))
+        return make(end, listeners, poller, count, admit)
+
+    monkeypatch.setattr(admission, "Candidates", recorded)
+    start(hosts=("a", "a", "b", "b", "c", "c", "d", "d", "e", "e"))
+    assert sorted(counts) == [(0, 6), *((rank, 2) for rank in (2, 4, 6, 8))]
 
 
 def test_up_to_the_bound_nothing_differs(monkeypatch):
