@@ -15,7 +15,7 @@ from collectives.api import HorovodInternalError, override
 from collectives.handshake.admission import Admission
 from collectives.handshake.dial import Callee
 from collectives.handshake.entries import Entries
-from collectives.handshake.hello import QUESTION, LocalEnd, Peer, pack_answer, pack_hello
+from collectives.handshake.hello import LocalEnd, Peer, pack_answer, pack_hello
 from collectives.net.relay import GONE, pack_envelope
 from collectives.net.sockets import Connection
 from collectives.net.wire import Wire
@@ -123,8 +123,7 @@ class Superior(Callee):
 
     def _content(self) -> bytes:
         content = super()._content()
-        if content != pack_answer(QUESTION):
-            self._forwarder.tell(content)
+        self._forwarder.tell(content)
         return content
 
     def _leave(self, reason: bytes) -> None:

@@ -7,9 +7,11 @@ import msgpack
 import pytest
 
 from collectives.api import CollectiveTimeoutError, EngineError, PeerLostError, SettingsError, ShutDownError
-from collectives.controller.messages import Stop, encode
-from collectives.handshake import Hello, admission, dial, hello, leaders, search
+from collectives.controller.errors import unpack
+from collectives.controller.messages import Stop, decode, encode
+from collectives.handshake import Hello, admission, dial, hello, leaders, listeners, search
 from collectives.handshake.entries import Starts
+from collectives.handshake.hello import unpack_answer
 from collectives.net.relay import Center, Follower, Leader
 from collectives.store.memory import MemoryStore
 from tests.collectives.backends.members import in_threads
@@ -37,9 +39,18 @@ def local(rank, hosts=HOSTS):
 
 
 def start(
-    body=None, absent=(), timeouts=None, hosts=HOSTS, locals=None, hellos=None, offer=None, store=None, starts=None
+    body=None,
+    absent=(),
+    timeouts=None,
+    hosts=HOSTS,
+    locals=None,
+    hellos=None,
+    offer=None,
+    store=None,
+    starts=None,
+    failed=0,
 ):
-    """What ``body(result)`` returns on each rank whose handshake ends well, the error on others."""
+    """What ``body(result)`` returns on each rank whose handshake ends well, the error on others, ``failed`` of them."""
 
     def run(rank):
         if rank in absent:
@@ -60,7 +71,7 @@ def start(
             everybody.wait(PATIENCE)
             result.channel.close()
 
-    results, everybody = {}, threading.Barrier(len(hosts) - len(absent))
+    results, everybody = {}, threading.Barrier(len(hosts) - len(absent) - failed)
     store = store or MemoryStore()
     return in_threads(len(hosts), run, 2 * PATIENCE)
 
@@ -88,7 +99,9 @@ def test_all_ranks_learn_the_hosts_and_the_offers_and_can_talk():
 
 
 def test_rank_0_has_a_connection_for_each_other_host_and_for_each_rank_of_its_own():
+    begin = time.monotonic()
     kinds = start(lambda result: (type(result.channel), sorted(result.channel._connections), result.channel.leaders))
+    assert time.monotonic() - begin < PATIENCE / 2, "rank 1 waits for no leader"
     assert kinds[0] == (Center, [1, 2, 5], LEADERS)
     assert [kind for kind, _, _ in kinds[2:]] == [Leader, Follower, Follower, Leader, Follower]
     assert [peers for _, peers, _ in kinds[1:]] == [[0], [0], [2], [2], [0], [5]]
@@ -275,3 +288,90 @@ def test_a_rank_that_stops_before_its_offer_is_named_by_all(victim):
     for rank, error in enumerate(errors):
         assert type(error) is CollectiveTimeoutError, (rank, error)
         assert error.ranks == (victim,), (rank, error)
+
+
+@pytest.mark.parametrize("victim", [1, 2, 3, 5, 6])
+def test_a_rank_that_ends_without_a_word_is_named_by_all(victim, monkeypatch):
+    """As a killed process does."""
+
+    def offer(rank):
+        if rank == victim:
+            victims.append(threading.get_ident())
+            raise PeerLostError("killed", [victim])
+        return b""
+
+    def speechless(step):
+        return lambda *args: None if threading.get_ident() in victims else step(*args)
+
+    def end(self, error):
+        if threading.get_ident() in victims:
+            self.connections = {rank: connection.close() for rank, connection in self.connections.items()}
+        else:
+            dismiss(self, error)
+
+    victims, dismiss = [], leaders.Forwarder.dismiss
+    monkeypatch.setattr(dial.Callee, "_leave", speechless(dial.Callee._leave))
+    monkeypatch.setattr(leaders.Superior, "_leave", speechless(leaders.Superior._leave))
+    monkeypatch.setattr(leaders.Forwarder, "dismiss", end)
+    for rank, error in enumerate(start(offer=offer)):
+        assert isinstance(error, PeerLostError), (rank, error)
+        assert error.ranks == (victim,), (rank, error)
+
+
+def test_a_leader_that_stops_before_it_admits_anybody_is_named_by_all(monkeypatch):
+    """Its followers do not come either. It goes on much later."""
+    over, serve, exit_ = threading.Event(), leaders.Forwarder.serve, admission.Admission.dismiss
+
+    def stopped(self, center):
+        if self._end.hello.rank == 2:
+            over.wait(PATIENCE)
+        serve(self, center)
+
+    def dismiss(self, error):
+        exit_(self, error)
+        over.set()
+
+    monkeypatch.setattr(leaders.Forwarder, "serve", stopped)
+    monkeypatch.setattr(admission.Admission, "dismiss", dismiss)
+    for rank, error in enumerate(start(timeouts={0: 1.5})):
+        assert type(error) is CollectiveTimeoutError, (rank, error)
+        assert error.ranks == (2,), (rank, error)
+
+
+def test_a_leader_that_rank_0_drops_calls_again_and_says_again_what_its_followers_said(monkeypatch):
+    """Rank 0 closes silent connections where it has too many."""
+    attend, forward, dropped, forwarded = listeners.Candidates.attend, leaders.Forwarder._forward, [], []
+
+    def drop(self, descriptor):
+        if self._end.hello.rank == 0 and descriptor in self._waiting and not dropped:
+            until(lambda: len(forwarded) == 2)
+            dropped.append(descriptor)
+            self._release(descriptor).close()
+        else:
+            attend(self, descriptor)
+
+    monkeypatch.setattr(listeners.Candidates, "attend", drop)
+    monkeypatch.setattr(leaders.Forwarder, "_forward", lambda *args: (forward(*args), forwarded.append(args)))
+    assert start(lambda result: result.channel.leaders, hosts=("a", "b", "b", "b"))[0] == {2: 1, 3: 1}
+    assert dropped
+
+
+def test_the_reason_of_a_leader_that_leaves_when_rank_0_has_connected_reaches_it(monkeypatch):
+    """It is interrupted while it reads the last answer."""
+
+    def interrupted(self, content):
+        if self._end.hello.rank == 2 and unpack_answer(content)[0] == [None, b"of 0"]:
+            raise ShutDownError("interrupted")
+        tell(self, content)
+
+    def body(result):
+        if result.channel.rank:
+            return None
+        [(sender, data)] = receive(result.channel, 1)
+        return sender, unpack(decode(data).error)
+
+    tell = leaders.Forwarder.tell
+    monkeypatch.setattr(leaders.Forwarder, "tell", interrupted)
+    (sender, reason), *_ = start(body, failed=3)
+    assert sender == 2
+    assert "interrupted" in str(reason)
