@@ -72,7 +72,7 @@ class Assembly:
         self.queue, self.callers = CommandQueue(channel), Callers()
         self.waiters, driving, dispatch = Waiters(), DrivingThread(), Dispatch()
         # Why ranks wait, and the link to the coordinator.
-        self.statuses = statuses = StatusTable()
+        self.statuses = statuses = StatusTable(channel.leaders)
         self.stragglers = StragglerReporter(
             StragglerInspector(topology.size, process_sets.members), events, topology.hosts
         )
@@ -92,6 +92,7 @@ class Assembly:
             stalls,
             self.works,
             self.link.inquire,
+            lambda: channel.silent_rank,
             self.link.states,
         )
         self.ends = Ends(

@@ -63,7 +63,7 @@ class LocalLink(Link):
         self._deadlocks = deadlocks
         self._stragglers = stragglers
         self._statuses = statuses
-        self._liveness = LivenessCheck(self._peers)
+        self._liveness = LivenessCheck(self._peers, channel.leaders)
         self._hosts = hosts
         self._variable = variable
 

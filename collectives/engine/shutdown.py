@@ -28,7 +28,7 @@ from collectives.api import (
 )
 from collectives.controller.agreement import name_ranks
 from collectives.controller.errors import unpack
-from collectives.controller.messages import COORDINATOR, Abort, Leave, Left, Ping, Stop
+from collectives.controller.messages import Abort, Leave, Left, Ping, Stop
 from collectives.engine.bypass import Bypass
 from collectives.engine.link import Link
 from collectives.engine.negotiation import Negotiation
@@ -341,7 +341,7 @@ class Ends:
             if known is not None:
                 return known
             self._channel.poll(POLL_SECONDS)
-        silent = (COORDINATOR,)
+        silent = (self._channel.silent_rank,)
         seconds, states = time.monotonic() - began, self._link.states(silent)
         return verdict(error, silent, seconds, self._topology.hosts, "", states)
 

@@ -80,7 +80,7 @@ class StartupBarrier:
         self._is_coordinator = channel.rank == COORDINATOR
         self._peers = tuple(range(1, channel.size)) if self._is_coordinator else (COORDINATOR,)
         self._awaited = set(self._peers)
-        self._liveness = LivenessCheck(self._peers)
+        self._liveness = LivenessCheck(self._peers, channel.leaders)
         self._verdict: HorovodInternalError | None = None
 
     def check(self) -> None:
@@ -140,7 +140,7 @@ class StartupBarrier:
             self._accuse(error)
         reason = self._reason(VERDICT_SECONDS if is_late else REASON_SECONDS, losses)
         if reason is None and is_late:
-            return verdict(error, (COORDINATOR,), VERDICT_SECONDS, self._hosts, VARIABLE)
+            return verdict(error, (self._channel.silent_rank,), VERDICT_SECONDS, self._hosts, VARIABLE)
         return reason or error
 
     def _reason(self, seconds: float, losses: Sequence[PeerLostError]) -> HorovodInternalError | None:
@@ -238,7 +238,8 @@ def _connect_together(
     hello = Hello(
         rank, size, world.host, configuration=_configuration(settings, sets), job=world.job, round=world.round
     )
-    end = LocalEnd(hello, settings.secret, address, settings.timeouts.heartbeat, attempt)
+    local = world.topology.local_rank, world.topology.local_size
+    end = LocalEnd(hello, settings.secret, address, settings.timeouts.heartbeat, attempt, *local)
     groups = _Groups(settings, sets, world.topology, address)
     open_store = _rendezvous(world, settings)
     try:

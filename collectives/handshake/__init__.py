@@ -4,6 +4,9 @@ First every rank sends rank 0 its hello, and learns from the answer which rank i
 addresses at which its backends, and the relay in its process, can be reached, and learns those of all others. If there
 are relays, the ranks of their hosts connect to them, and every rank confirms that. Rank 0 lets no rank start unless all
 can, and sends every rank the same reason.
+
+In a large world a rank takes the same steps with the leader of its host in the place of rank 0. The leader passes on
+what both say.
 """
 
 from collectives.handshake.connect import HandshakeResult, Offer, connect_channel

@@ -11,13 +11,20 @@ from typing import Any
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
 from collectives.handshake.dial import Callee
-from collectives.handshake.hello import LocalEnd, OtherWorldError, Peer, objection, unpack_answer
+from collectives.handshake.hello import (
+    QUESTION,
+    Hello,
+    LocalEnd,
+    OtherWorldError,
+    Peer,
+    objection,
+    pack_answer,
+    unpack_answer,
+)
 from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, FatalHelloError, Listeners
 from collectives.net.attempts import ConnectAttempt
 
 MOST_NAMED = 8
-QUESTION, GO = False, True
-"""Two answers of rank 0 to a rank that connects within its host: the time is over; all ranks have connected."""
 QUESTION_SECONDS = 0.25
 """How long rank 0 waits for replies to its question, in seconds."""
 
@@ -27,22 +34,39 @@ class Admission:
 
     When its block ends with an error, it sends the error to all admitted ranks and closes their connections.
     ``upstream`` is rank 0, for the admission of another rank: an answer of it ends the wait for the expected ranks.
+    ``count`` is the number of ranks that come, if not all of the expected ones do.
     """
 
-    def __init__(self, end: LocalEnd, expected: Collection[int], upstream: Callee | None = None) -> None:
+    HEEDED = select.POLLRDHUP
+    """The events of an admitted rank that end the wait for the others, see poll(2)."""
+
+    def __init__(
+        self, end: LocalEnd, expected: Collection[int], upstream: Callee | None = None, count: int | None = None
+    ) -> None:
+        count = len(expected) if count is None else count
         self._end = end
         self._expected = expected
         self._upstream = upstream
+        self._absentees = set(expected)
         self._peers: dict[int, Peer] = {}
+        self._ranks: dict[int, int] = {}  # of the peers, by descriptor
         self._elsewhere: dict[int, str] = {}
         self._poller = select.poll()
-        self._listeners = Listeners(end.hello, end.address, len(expected) + MOST_CANDIDATES)
-        self._candidates = Candidates(end, self._listeners, self._poller, len(expected), self._admit)
+        self._listeners = Listeners(end.hello, end.address, count + MOST_CANDIDATES)
+        self._candidates = Candidates(end, self._listeners, self._poller, count, self._admit)
 
     @property
     def entry(self) -> dict[str, Any]:
         """The description by which the other ranks find this admission."""
         return self._listeners.entry
+
+    def served(self) -> dict[int, tuple[int, ...]]:
+        """The ranks for which another one speaks, by that rank, which is one of them: none."""
+        return {}
+
+    def hello(self, rank: int) -> Hello:
+        """That of an admitted rank."""
+        return self._peers[rank].hello
 
     def __enter__(self) -> Admission:
         self._listeners.__enter__()
@@ -73,7 +97,7 @@ class Admission:
         if self._upstream is not None:
             self._poller.register(self._upstream.sock, select.POLLIN | select.POLLRDHUP)
         self._candidates.make_room()
-        while len(self._peers) < len(self._expected):
+        while self._absentees:
             ready = self._end.attempt.poll(self._poller, self._candidates.next_look())
             if self._end.attempt.is_over:
                 raise self._absent()
@@ -84,9 +108,10 @@ class Admission:
 
     def answer(self, value: object) -> None:
         """Send ``value`` to all peers. The loss of one is noticed by the next wait, or by the watch of the channel."""
+        content = pack_answer(value)
         for rank, peer in self._peers.items():
             try:
-                peer.answer(value)
+                peer.wire.send(peer.sealed(content))
             except TimeoutError as error:
                 text = f"rank {rank} did not read the answers of rank {self._end.hello.rank} in time"
                 raise CollectiveTimeoutError(f"{text}; its process may be stopped", [rank]) from error
@@ -146,11 +171,9 @@ class Admission:
     def _reply(self, rank: int) -> Exception | None:
         try:
             frame = self._peers[rank].wire.read()
-            if frame is not None:
-                unpack_answer(frame)
-        except (OSError, HorovodInternalError, SettingsError) as error:
+        except (OSError, HorovodInternalError) as error:
             return error
-        return None
+        return None if frame is None else self._error_in(frame)
 
     def _read(self, rank: int) -> bytes | None:
         try:
@@ -165,24 +188,27 @@ class Admission:
         """
         try:
             frame = self._peers[rank].wire.read()
-            if frame is not None:
-                unpack_answer(frame)
-        except OSError as error:
+        except (OSError, HorovodInternalError) as error:
             return self._lost(rank, error)
-        except CollectiveTimeoutError:
+        return self._reason_in(rank, frame or b"", late)
+
+    def _reason_in(self, rank: int, frame: bytes, late: Callable[[], CollectiveTimeoutError]) -> Exception:
+        """As :meth:`_reason_of`, from the last frame of the rank; empty: there is none."""
+        error = self._error_in(frame) if frame else None
+        if isinstance(error, SettingsError):
+            return error
+        if isinstance(error, CollectiveTimeoutError):
             return late()
-        except HorovodInternalError as error:
-            return self._lost(rank, error)
-        return self._lost(rank, ConnectionResetError("the other side closed the connection"))
+        return self._lost(rank, error or ConnectionResetError("the other side closed the connection"))
 
     def _lost(self, rank: int, error: Exception) -> PeerLostError:
-        host = self._peers[rank].hello.host
+        host = self.hello(rank).host
         text = f"rank {rank} on host {host!r} is gone: its process ended or its connection broke ({error}) while the "
         return PeerLostError(text + "ranks connected; look at the output of that rank", [rank], [host])
 
     @property
     def _missing(self) -> list[int]:
-        return [rank for rank in self._expected if rank not in self._peers]
+        return [rank for rank in self._expected if rank in self._absentees]
 
     def _absent(self) -> CollectiveTimeoutError:
         missing, hello = self._missing, self._end.hello
@@ -198,20 +224,37 @@ class Admission:
         if self._upstream is not None and descriptor == self._upstream.sock.fileno():
             self._upstream.answer()
             raise self._absent()
-        for rank, peer in self._peers.items():
-            if descriptor == peer.wire.sock.fileno():
-                raise self._reason_of(rank, self._absent)
-        self._candidates.attend(descriptor)
+        if descriptor in self._ranks:
+            self._heed(self._ranks[descriptor])
+        else:
+            self._candidates.attend(descriptor)
+
+    def _heed(self, rank: int) -> None:
+        """An admitted rank has an event while others are awaited."""
+        raise self._reason_of(rank, self._absent)
 
     def _admit(self, peer: Peer) -> None:
         hello = peer.hello
-        reason = objection(hello, self._end.hello, self._missing)
+        reason = objection(hello, self._end.hello, self._absentees)
         if reason is None:
+            self._absentees.discard(hello.rank)
             self._peers[hello.rank] = peer
-            self._poller.register(peer.wire.sock, select.POLLRDHUP)
+            self._ranks[peer.wire.sock.fileno()] = hello.rank
+            self._register(peer)
             return
         self._refuse(peer, reason)
         if not isinstance(reason, OtherWorldError) or reason.is_later:
             raise FatalHelloError(reason)
         self._elsewhere[hello.rank] = hello.world
         self._candidates.warn("a rank of another world", f": {reason}")
+
+    def _register(self, peer: Peer) -> None:
+        """``peer`` was admitted: hear of its events."""
+        self._poller.register(peer.wire.sock, self.HEEDED)
+
+    def _error_in(self, frame: bytes) -> HorovodInternalError | SettingsError | None:
+        try:
+            unpack_answer(frame)
+        except (HorovodInternalError, SettingsError) as error:
+            return error
+        return None

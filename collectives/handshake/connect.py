@@ -13,14 +13,16 @@ from typing import Any, TypeAlias
 from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError, Store
 from collectives.controller.aggregation import Aggregator
 from collectives.controller.process_sets import ProcessSets
-from collectives.handshake.admission import GO, Admission
+from collectives.handshake.admission import Admission
 from collectives.handshake.dial import Callee, NoListenerError, call
 from collectives.handshake.entries import EndWatch, Entries, Starts
-from collectives.handshake.hello import Hello, LocalEnd, pack_answer
+from collectives.handshake.hello import GO, Hello, LocalEnd, pack_answer
+from collectives.handshake.hosts import HostsAdmission
+from collectives.handshake.leaders import Forwarder
 from collectives.handshake.search import find_center
 from collectives.net import descriptors
 from collectives.net.attempts import ConnectAttempt
-from collectives.net.relay import Center, Leader, Leaf, Relay, relays
+from collectives.net.relay import Center, Follower, Leader, Leaf, Relay, relays
 from collectives.net.sockets import Connection, SocketChannel
 
 SHOWN_RANKS = 8
@@ -89,26 +91,27 @@ def admit_members(end: LocalEnd, entries: Entries, offer: Offer, watch: EndWatch
     with (
         publishing(),
         descriptors.Reserve(RESERVED) as reserve,
-        Admission(end, range(1, hello.size)) as admission,
+        (HostsAdmission if end.is_large else Admission)(end, range(1, hello.size)) as admission,
         publishing(reserve, admission),  # before the admission closes its listeners
     ):
         entries.publish(start, admission.entry)
         with end.attempt.checking(watch.check):
             peers = admission.admit_all()
-        hellos = [hello, *(peers[rank].hello for rank in range(1, hello.size))]
+        hellos = [hello, *map(admission.hello, range(1, hello.size))]
         problem = disagreement([each.configuration for each in hellos])
         if problem is not None:
             raise SettingsError(problem)
         hosts, cores = tuple(each.host for each in hellos), _cores(hellos)
-        admission.answer((hosts, cores))
+        served = admission.served()
+        admission.answer((hosts, cores, True) if served else (hosts, cores))
         mine = offer(hosts, cores[hello.host])
         offers = {0: (None, mine), **admission.collect()}
         admission.answer([offers[rank] for rank in range(hello.size)])
-        if relays(hosts):
+        if not served and relays(hosts):
             admission.confirm()
             admission.answer(GO)
     connections = {rank: Connection(peer.wire.sock) for rank, peer in peers.items()}
-    channel = _center_channel(hosts, connections)
+    channel = Center(hello.size, connections, served, {}) if served else _center_channel(hosts, connections)
     return HandshakeResult(
         channel, hosts, cores[hello.host], tuple(offers[rank][1] for rank in range(hello.size)), start
     )
@@ -157,11 +160,14 @@ def _center_channel(hosts: Sequence[str], connections: Mapping[int, Connection])
 def join_center(end: LocalEnd, entries: Entries, process_sets: ProcessSets, offer: Offer) -> HandshakeResult:
     """As :func:`connect_channel`."""
     with ExitStack() as stack:
-        center, start, (hosts, cores) = find_center(end, entries)
+        forwarder = Forwarder(end) if end.may_lead else None
+        if forwarder is not None:
+            stack.enter_context(forwarder)
+        center, start, (hosts, cores, *leads) = find_center(end, entries, forwarder)
         stack.callback(center.sock.close)
         entries.passed(start)
         hosts, mine = tuple(hosts), cores[end.hello.host]
-        served = relays(hosts)
+        served = {} if leads else relays(hosts)
         ranks = next((ranks for ranks in served.values() if end.hello.rank in ranks), ())
         admission = None
         with center.hearing_errors():
@@ -170,7 +176,7 @@ def join_center(end: LocalEnd, entries: Entries, process_sets: ProcessSets, offe
                 admission = stack.enter_context(Admission(end, ranks[1:], center))
             answer = pack_answer((None if admission is None else admission.entry, offer(hosts, mine)))
         center.send(answer)
-        offers = center.answer()
+        offers = center.told()
         reserve.release()
         neighbours: Mapping[int, socket.socket] = {}
         if served:
@@ -179,10 +185,14 @@ def join_center(end: LocalEnd, entries: Entries, process_sets: ProcessSets, offe
                 for sock in neighbours.values():
                     stack.callback(sock.close)
             _await_go(center)
-        channel = _channel(end, center, ranks, neighbours, process_sets)
+        connections = {rank: Connection(sock) for rank, sock in neighbours.items()}
+        if forwarder is not None and forwarder.connections:
+            connections, ranks = forwarder.connections, (end.hello.rank, *sorted(forwarder.connections))
+        channel = _channel(end, center, ranks, connections, process_sets, speaks=bool(leads))
         stack.pop_all()
-        if admission is not None:
-            admission.__exit__(None, None, None)
+        for each in (admission, forwarder):
+            if each is not None:
+                each.__exit__(None, None, None)
     return HandshakeResult(channel, hosts, mine, tuple(backends for _, backends in offers), start)
 
 
@@ -225,17 +235,19 @@ def _channel(
     end: LocalEnd,
     center: Callee,
     ranks: Sequence[int],
-    neighbours: Mapping[int, socket.socket],
+    connections: Mapping[int, Connection],
     process_sets: ProcessSets,
+    speaks: bool,
 ) -> SocketChannel:
-    rank, size = end.hello.rank, end.hello.size
-    lifeline, connections = Connection(center.sock), {each: Connection(sock) for each, sock in neighbours.items()}
+    rank, size, lifeline = end.hello.rank, end.hello.size, Connection(center.sock)
+    if center.host:
+        return Follower(rank, size, center.host, lifeline)
     if not ranks:
         return SocketChannel(rank, size, {0: lifeline})
     if rank != ranks[0]:
         return Leaf(rank, size, ranks[0], connections[ranks[0]], lifeline)
     mine, theirs = socket.socketpair()
-    relay = Relay(rank, lifeline, {rank: Connection(theirs), **connections}, Aggregator(ranks, process_sets))
+    relay = Relay(rank, lifeline, {rank: Connection(theirs), **connections}, Aggregator(ranks, process_sets), speaks)
     return Leader(rank, size, Connection(mine), relay)
 
 

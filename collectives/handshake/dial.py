@@ -8,10 +8,17 @@ import select
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
-from collectives.handshake.hello import LocalEnd, pack_answer, pack_farewell, pack_hello, unpack_answer
+from collectives.handshake.hello import (
+    QUESTION,
+    LocalEnd,
+    pack_answer,
+    pack_farewell,
+    pack_hello,
+    unpack_answer,
+)
 from collectives.net import descriptors
 from collectives.net.attempts import ConnectAttempt, attempts
 from collectives.net.frames import NONCE_BYTES, nonce, seal, unseal
@@ -43,8 +50,8 @@ class Callee:
 
     def __init__(self, end: LocalEnd, host: int, wire: Wire) -> None:
         self.sock = wire.sock
+        self.host = host
         self._end = end
-        self._host = host
         self._wire = wire
         self._nonce = nonce()
 
@@ -53,10 +60,10 @@ class Callee:
 
         Raises BrokenCallError, and NoListenerError where another process listens.
         """
-        rank, host = self._end.hello.rank, self._host
+        rank, host = self._end.hello.rank, self.host
         try:
             self._send_hello(entry)
-            return self._next()
+            return self._told()
         except (ConnectionResetError, BrokenPipeError) as error:
             text = f"rank {rank}: the connection to rank {host} broke before it was answered: {error}"
             raise BrokenCallError(text, [host]) from error
@@ -64,7 +71,7 @@ class Callee:
             raise self._lost(error) from error
 
     def _send_hello(self, entry: Mapping[str, Any]) -> None:
-        rank, host = self._end.hello.rank, self._host
+        rank, host = self._end.hello.rank, self.host
         try:
             if not self._wire.matches(entry["id"].encode()):
                 raise NoListenerError(f"another process listens at {entry['tcp']}, the address of rank {host}", [host])
@@ -117,8 +124,20 @@ class Callee:
         except OSError as error:
             raise self._lost(error) from error
 
+    def told(self) -> Any:
+        """As :meth:`answer`; replies to questions of the other rank before, whether this one runs."""
+        try:
+            return self._told()
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _told(self) -> Any:
+        while (answer := self._next()) is QUESTION:
+            self.send(pack_answer(None))
+        return answer
+
     def _lost(self, error: OSError) -> PeerLostError:
-        rank, host = self._end.hello.rank, self._host
+        rank, host = self._end.hello.rank, self.host
         return PeerLostError(f"rank {rank}: the connection to rank {host} broke: {error}", [host])
 
     def _next(self) -> Any:
@@ -133,16 +152,18 @@ class Callee:
             raise
 
     def _read(self) -> Any:
+        return unpack_answer(self._content())
+
+    def _content(self) -> bytes:
         sealed = self._wire.receive()
         try:
-            answer = unseal(self._end.secret, self._nonce, sealed)
+            return unseal(self._end.secret, self._nonce, sealed)
         except PermissionError as error:
             raise PeerLostError(f"{error}, or refused this rank") from error
-        return unpack_answer(answer)
 
     def _reason_for_being_late(self) -> Exception:
         """Time is over. Only the other rank knows the missing ranks: tell it, and wait a moment for its reason."""
-        rank, host = self._end.hello.rank, self._host
+        rank, host = self._end.hello.rank, self.host
         text = f"rank {rank}: rank {host} did not report the missing ranks in time; its process may be stopped"
         late = CollectiveTimeoutError(text, [host])
         self._leave(pack_farewell(late))
@@ -220,17 +241,27 @@ LOOK_SECONDS = 1.0
 """How long the process at an address may be silent before :func:`call` looks for another reason to end."""
 
 
-def call(end: LocalEnd, entry: Mapping[str, Any], host: int, pause: Callable[[float], object]) -> tuple[Callee, Any]:
+MakeCallee: TypeAlias = Callable[[LocalEnd, int, Wire], Callee]
+
+
+def call(
+    end: LocalEnd,
+    entry: Mapping[str, Any],
+    host: int,
+    pause: Callable[[float], object],
+    make: MakeCallee = Callee,
+) -> tuple[Callee, Any]:
     """Rank ``host``, which listens at ``entry`` and has admitted this rank, and its first answer.
 
     A listener drops silent connections where it has too many, and this rank may be slow: a connection that breaks
-    before the answer is made again. ``pause`` waits some seconds, and may raise to end the call. Raises the errors of
-    :meth:`Callee.greet`, GoneError, and NoListenerError if nobody listens and no connection broke.
+    before the answer is made again. ``pause`` waits some seconds, and may raise to end the call. ``make`` makes the
+    callee. Raises the errors of :meth:`Callee.greet`, GoneError, and NoListenerError if nobody listens and no
+    connection broke.
     """
     broken: BrokenCallError | None = None
     for _ in attempts(end.attempt.remaining, pause):
         try:
-            return _try(end, entry, host, pause)
+            return _try(end, entry, host, pause, make)
         except BrokenCallError as error:
             broken = BrokenCallError(str(error), error.ranks)
         except NoListenerError as error:
@@ -241,7 +272,9 @@ def call(end: LocalEnd, entry: Mapping[str, Any], host: int, pause: Callable[[fl
     raise broken
 
 
-def _try(end: LocalEnd, entry: Mapping[str, Any], host: int, pause: Callable[[float], object]) -> tuple[Callee, Any]:
+def _try(
+    end: LocalEnd, entry: Mapping[str, Any], host: int, pause: Callable[[float], object], make: MakeCallee
+) -> tuple[Callee, Any]:
     try:
         wire = dial(end, entry, host)
     except ConnectionRefusedError as error:
@@ -249,7 +282,7 @@ def _try(end: LocalEnd, entry: Mapping[str, Any], host: int, pause: Callable[[fl
     try:
         while not end.attempt.wait({wire.sock.fileno(): select.POLLIN}, LOOK_SECONDS) and end.attempt.remaining:
             pause(0.0)
-        callee = Callee(end, host, wire)
+        callee = make(end, host, wire)
         return callee, callee.greet(entry)
     except BaseException:
         wire.sock.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import time
@@ -110,6 +111,20 @@ class Entries:
             return set()
         self._store.set(self._key(start), msgpack.packb({"error": pack_answer(None, reason)}))
         return {self._key(start)}
+
+    # The leader of a host in a large world.
+
+    def publish_leader(self, center: str, entry: Any) -> None:
+        """This rank leads those of its host to the listener ``center`` of rank 0, and listens at ``entry``."""
+        self._store.set(self._leader_key(center), msgpack.packb(entry))
+
+    def leader(self, center: str, seconds: float) -> Any:
+        """The entry of the leader of this rank's host. Raises CollectiveTimeoutError."""
+        return msgpack.unpackb(self._store.get(self._leader_key(center), seconds))
+
+    def _leader_key(self, center: str) -> str:
+        host = hashlib.sha256(self._hello.host.encode(errors="replace")).hexdigest()[:32]
+        return f"round-{self._hello.round}/{center}/leader-{host}"
 
     # The other ranks.
 

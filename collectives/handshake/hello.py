@@ -39,11 +39,16 @@ class Hello:
         return f"round {self.round} of job {self.job!r}"
 
 
+MOST_DIRECT = 512
+"""A world with more ranks is *large*: rank 0 admits hosts. Up to it, half of the usual 1,024 descriptors are enough."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalEnd:
     """This rank's end of the future connections.
 
     Other hosts reach it at ``address``. ``heartbeat`` is the longest silence of another host, in seconds.
+    ``local_rank`` and ``local_size`` are what the launcher says about the ranks of this host; one alone if it does not.
     """
 
     hello: Hello
@@ -51,6 +56,27 @@ class LocalEnd:
     address: str
     heartbeat: float
     attempt: ConnectAttempt
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the world is."""
+        return self.hello.size > MOST_DIRECT
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether the other ranks of this host look for this one, unless rank 0 is on this host."""
+        return self.is_large and self.local_size > 1 and self.local_rank == 0
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether this rank looks for another one of its host, unless rank 0 is on this host."""
+        return self.is_large and self.local_rank > 0
+
+
+QUESTION, GO = False, True
+"""Two answers of rank 0: whether a rank that it waits for runs; all ranks have connected within their hosts."""
 
 
 def pack_hello(hello: Hello, nonce: bytes, admission: str) -> bytes:
@@ -87,7 +113,11 @@ class Peer:
 
     def answer(self, value: object, error: BaseException | None = None) -> None:
         """Send ``value``, or the ``error`` that keeps the ranks from connecting."""
-        self.wire.send(seal(self.secret, self.nonce, pack_answer(value, error)))
+        self.wire.send(self.sealed(pack_answer(value, error)))
+
+    def sealed(self, content: bytes) -> bytes:
+        """``content``, of :func:`pack_answer`, with the proof for this peer."""
+        return seal(self.secret, self.nonce, content)
 
 
 def pack_farewell(error: BaseException) -> bytes:

@@ -11,6 +11,7 @@ from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLo
 from collectives.handshake.dial import Callee, GoneError, NoListenerError, call, dial
 from collectives.handshake.entries import Entries
 from collectives.handshake.hello import Hello, LocalEnd
+from collectives.handshake.leaders import Forwarder, Superior
 from collectives.net.attempts import ConnectAttempt
 
 FIRST_LOOK_SECONDS = 1.0
@@ -24,25 +25,61 @@ class _LaterStartError(PeerLostError):
     """Rank 0 is in a later start."""
 
 
-def find_center(end: LocalEnd, entries: Entries) -> tuple[Callee, int, Any]:
-    """Rank 0, which has admitted this rank, the number of the start, and the first answer."""
-    start, refused = entries.next, ""
+def find_center(end: LocalEnd, entries: Entries, forwarder: Forwarder | None = None) -> tuple[Callee, int, Any]:
+    """Rank 0, which has admitted this rank, the number of the start, and the first answer.
+
+    In a large world the other end may be the leader of this host in the place of rank 0. This rank is one itself if it
+    has a ``forwarder``.
+    """
+    start, refused = entries.next, None
     while True:
         entry = _look_up(end, entries, start, refused)
         try:
             if entry is not None:
-                center, first = call(end, entry, 0, partial(_await_later_start, end, entries, start))
+                center, first = _reach(end, entries, start, entry, forwarder)
                 return center, start, first
         except (NoListenerError, _LaterStartError) as error:
-            refused = f"{error}, where it listened for an earlier start"
+            refused = PeerLostError(f"{error}, where it listened for an earlier start", error.ranks)
         except BaseException as error:
             if isinstance(error, PeerLostError):
                 entries.check(start)
-            if isinstance(error, GoneError):
+            if isinstance(error, GoneError) and 0 in error.ranks:
                 entries.leave_reason(start, error)
             entries.failed(start)
             raise
         start += 1
+
+
+def _reach(end: LocalEnd, entries: Entries, start: int, entry: Any, forwarder: Forwarder | None) -> tuple[Callee, Any]:
+    """The other end, rank 0 at ``entry`` or the leader of this host, and the first answer."""
+    pause, make = (
+        partial(_await_later_start, end, entries, start),
+        Callee if forwarder is None else partial(Superior, forwarder),
+    )
+    if entry["host"] != end.hello.host:
+        if forwarder is not None:
+            forwarder.publish(entries, entry["id"])
+        elif end.may_follow and (leader := _await_leader(end, entries, start, entry["id"])) is not None:
+            with suppress(NoListenerError, GoneError):  # then rank 0 names the leader, if this rank comes
+                return call(end, leader, leader["rank"], pause)
+    return call(end, entry, 0, pause, make)
+
+
+def _await_leader(end: LocalEnd, entries: Entries, start: int, center: str) -> Any:
+    """The entry of the leader of this host to ``center``; None if it is not there in half of the time of this rank.
+
+    Such a rank calls rank 0, which then misses the leader only. Raises _LaterStartError, and NoListenerError where the
+    start has failed.
+    """
+    seconds, least = FIRST_LOOK_SECONDS, end.attempt.remaining / 2
+    while (left := end.attempt.remaining - least) > 0:
+        with suppress(CollectiveTimeoutError):
+            return entries.leader(center, min(seconds, left))
+        _await_later_start(end, entries, start, 0.0)
+        if entries.get(start, 0.0) is None:
+            raise NoListenerError("rank 0 has given up", [0])
+        seconds = min(2 * seconds, LONGEST_LOOK_SECONDS)
+    return None
 
 
 def _await_later_start(end: LocalEnd, entries: Entries, start: int, seconds: float) -> None:
@@ -53,7 +90,7 @@ def _await_later_start(end: LocalEnd, entries: Entries, start: int, seconds: flo
         raise _LaterStartError("rank 0 listens elsewhere now", [0])
 
 
-def _look_up(end: LocalEnd, entries: Entries, start: int, refused: str) -> Any:
+def _look_up(end: LocalEnd, entries: Entries, start: int, refused: PeerLostError | None) -> Any:
     """Where rank 0 listens in this start, None if the start has failed.
 
     Raises CollectiveTimeoutError, PeerLostError where an earlier start is over, and the reason why the one before has
@@ -76,8 +113,8 @@ def _look_up(end: LocalEnd, entries: Entries, start: int, refused: str) -> Any:
                 entries.check(start - 1)
             if end.attempt.remaining:
                 continue
-            if refused:
-                raise PeerLostError(refused, [0]) from error
+            if refused is not None:
+                raise refused from error
             raise _without_center(end.hello, round) from error
 
 

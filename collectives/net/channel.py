@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from collectives.api import override
 
@@ -85,10 +85,20 @@ class Channel(ABC):
         """The ranks whose messages another rank passes on, and that :meth:`send_directly` reaches without it."""
         return ()
 
+    @property
+    def leaders(self) -> Mapping[int, int]:
+        """The ranks that only another rank reaches, which passes all their messages on, and that rank."""
+        return {}
+
+    @property
+    def silent_rank(self) -> int:
+        """The rank to name where rank 0 does not answer the last message of :meth:`send_directly`."""
+        return 0
+
     def send_directly(self, ranks: Iterable[int], data: bytes) -> None:
         """Queue ``data`` for each of ``ranks``, past a rank that passes messages on, and may be stopped.
 
-        For rare messages: they may overtake others, and are sent once for each rank.
+        For rare messages: they may overtake others, and are sent once for each rank. Those for ``leaders`` go as usual.
         """
         for rank in ranks:
             self.send(rank, data)

@@ -10,6 +10,11 @@ messages only where a rank waits for so long that the process of the relay may b
 A closing channel hangs up towards the relay first, and on the lifelines when the relay has hung up in answer: then all
 messages are on their way. So a rank that sent the reason for its end is not reported dead before the reason arrives.
 A reason that went over the lifelines, too, needs no such wait: it arrives before their end.
+
+In a large world only the leaders have lifelines: the other ranks of a host, its *followers*, are connected with their
+leader only. There the relay *speaks* for both sides, in the order of their messages: it tells rank 0 which follower has
+ended, and the followers that rank 0 has. Where a question of a follower goes up, the relay says that it runs itself. So
+the follower knows whether its leader or rank 0 is silent.
 """
 
 from __future__ import annotations
@@ -26,7 +31,16 @@ from contextlib import suppress
 from collectives.api import EngineError, PeerLostError, override
 from collectives.controller.aggregation import Aggregator, Upward
 from collectives.controller.errors import pack, unpack
-from collectives.controller.messages import Abort, decode, encode
+from collectives.controller.messages import (
+    Abort,
+    Accusation,
+    Inquiry,
+    Pong,
+    RankStatus,
+    WaitReport,
+    decode,
+    encode,
+)
 from collectives.net.sockets import FLUSH_SECONDS, Connection, SocketChannel, wait
 
 logger = logging.getLogger(__name__)
@@ -49,6 +63,12 @@ def unpack_envelope(frame: bytes) -> tuple[tuple[int, ...], bytes]:
     return ranks, frame[4 + 4 * count :]
 
 
+GONE = b""
+"""In the place of a message: the rank that would have sent it has ended."""
+RUNS = b"\0"
+"""In the place of a message to a follower: its relay runs, and passes its question on."""
+QUESTIONS = Inquiry | Accusation | Pong | WaitReport | RankStatus
+"""The messages that a rank sends directly."""
 HOLD_SECONDS = 1.0
 """How long an id waits for the other ranks of the host before the coordinator gets it and its senders, in seconds."""
 
@@ -57,12 +77,19 @@ class Relay:
     """Carries messages between ``center``, the connection to rank 0, and ``ranks``, one connection for each.
 
     Runs until the leader's own connection ends, which its channel closes; then sends what it still has, and hangs up.
+    ``speaks``: the other ranks have no lifelines.
     """
 
     def __init__(
-        self, leader: int, center: Connection, ranks: Mapping[int, Connection], aggregator: Aggregator
+        self,
+        leader: int,
+        center: Connection,
+        ranks: Mapping[int, Connection],
+        aggregator: Aggregator,
+        speaks: bool = False,
     ) -> None:
         self._leader = leader
+        self._followers = frozenset(rank for rank in ranks if speaks and rank != leader)
         self._center = center
         self._ranks = dict(ranks)
         self._aggregator = aggregator
@@ -123,6 +150,7 @@ class Relay:
             self._tell(self._aggregator.down(decode(data)))
         if self._center.ended:
             self._forsake(self._center)
+            self._hand_out(self._followers, GONE)
             self._ranks[self._leader].hang_up()  # only now, because the last message of rank 0 may explain its end
 
     def _pass_up(self, rank: int) -> None:
@@ -131,9 +159,13 @@ class Relay:
             if isinstance(message, Abort):  # this relay may be gone when rank 0 answers
                 self._hand_out(self._ranks, data)
                 self._report_loss(message)
+            if rank in self._followers and isinstance(message, QUESTIONS):
+                self._ranks[rank].send(RUNS)
             self._tell(self._aggregator.up(rank, message))
         if self._ranks[rank].ended:
             self._forsake(self._ranks[rank])
+            if rank in self._followers:
+                self._center.send(pack_envelope((rank,), GONE))
 
     def _report_loss(self, abort: Abort) -> None:
         """Let the leader notice that rank 0 is gone, even inside a backend, where it reads no messages.
@@ -168,7 +200,18 @@ class Relay:
         deadline = time.monotonic() + FLUSH_SECONDS
         for connection in self._open.values():
             connection.drain(deadline)
+        if self._center.ended:
+            self._await(self._followers, deadline - FLUSH_SECONDS / 2)
+        for connection in self._open.values():
             connection.hang_up()
+
+    def _await(self, ranks: Iterable[int], deadline: float) -> None:
+        """Let ``ranks`` read that rank 0 has ended: those that only see a hang-up would take the leader for dead.
+
+        They hang up then. The wait is over before the leader's channel closes all connections.
+        """
+        for rank in ranks:
+            self._ranks[rank].await_hang_up(deadline)
 
 
 def relays(hosts: Sequence[str]) -> dict[int, tuple[int, ...]]:
@@ -235,7 +278,10 @@ class _WithLifelines(SocketChannel):
 
 
 class Center(_WithLifelines):
-    """Rank 0's channel: ``served`` has the ranks (itself included) reached through their leader's connection."""
+    """Rank 0's channel: ``served`` has the ranks (itself included) reached through their leader's connection.
+
+    Those without one of ``lifelines`` are followers.
+    """
 
     def __init__(
         self,
@@ -246,6 +292,13 @@ class Center(_WithLifelines):
     ) -> None:
         super().__init__(0, size, connections, served, lifelines)
         self._leaders = {rank: leader for leader, ranks in served.items() for rank in ranks}
+        direct = connections.keys() | lifelines.keys()
+        self._only_led = {rank: leader for rank, leader in self._leaders.items() if rank not in direct}
+
+    @property
+    @override
+    def leaders(self) -> Mapping[int, int]:
+        return self._only_led
 
     @override
     def send(self, rank: int, data: bytes) -> None:
@@ -265,7 +318,10 @@ class Center(_WithLifelines):
     def _open(self, peer: int, frames: list[bytes]) -> list[tuple[int, bytes]]:
         if peer not in self._leaders:
             return super()._open(peer, frames)
-        return [(ranks[0], data) for ranks, data in map(unpack_envelope, frames)]
+        found = [(ranks[0], data) for ranks, data in map(unpack_envelope, frames)]
+        for rank in [rank for rank, data in found if data == GONE]:
+            self._lose(rank)
+        return [(rank, data) for rank, data in found if data != GONE]
 
 
 class Leaf(_WithLifelines):
@@ -281,6 +337,36 @@ class Leaf(_WithLifelines):
 
     def _open(self, peer: int, frames: list[bytes]) -> list[tuple[int, bytes]]:
         return super()._open(0, frames)
+
+
+class Follower(SocketChannel):
+    """For a rank without a lifeline: it reaches rank 0 through the relay in the process of ``leader`` only."""
+
+    def __init__(self, rank: int, size: int, leader: int, connection: Connection) -> None:
+        super().__init__(rank, size, {leader: connection})
+        self._leader = leader
+        self._has_heard = True
+
+    @property
+    @override
+    def silent_rank(self) -> int:
+        return 0 if self._has_heard else self._leader
+
+    @override
+    def send(self, rank: int, data: bytes) -> None:
+        self._connections[self._leader].send(data)
+
+    @override
+    def send_directly(self, ranks: Iterable[int], data: bytes) -> None:
+        self._has_heard = False
+        super().send_directly(ranks, data)
+
+    def _open(self, peer: int, frames: list[bytes]) -> list[tuple[int, bytes]]:
+        if RUNS in frames:
+            self._has_heard = True
+        if GONE in frames:
+            self._lose(0)
+        return [(0, data) for data in frames if data not in (GONE, RUNS)]
 
 
 class Leader(SocketChannel):

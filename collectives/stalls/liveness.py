@@ -28,11 +28,13 @@ class LivenessCheck:
 
     A rank that waits cannot know which rank is stopped: the one that it waits for may wait itself. Every rank that runs
     answers, also inside an operation. True while a rank wants the result; ``deadline`` is when :meth:`settle` has it,
-    in monotonic seconds.
+    in monotonic seconds. ``leaders`` has the ranks whose answers another rank passes on: where that is silent, theirs
+    prove nothing.
     """
 
-    def __init__(self, others: Iterable[int]) -> None:
+    def __init__(self, others: Iterable[int], leaders: Mapping[int, int] | None = None) -> None:
         self._others = tuple(others)
+        self._leaders = leaders or {}
         self._asked: dict[int, float] = {}
         self._inquirers: set[int] = set()
         self._accusation: HorovodInternalError | None = None
@@ -91,6 +93,7 @@ class LivenessCheck:
         silent = tuple(rank for rank, asked in self._asked.items() if now >= asked + GRACE_SECONDS)
         if not self or not self._is_known(silent, now):
             return None
+        silent = tuple(rank for rank in silent if self._leaders.get(rank) not in silent)
         seconds = now - min([self._asked[rank] for rank in silent], default=now)
         result = Result(tuple(sorted(silent)), seconds, tuple(sorted(self._inquirers)), self._accusation)
         self._inquirers.clear()

@@ -38,9 +38,13 @@ class _Answer(NamedTuple):
 
 
 class StatusTable:
-    """The questions and the answers. It has no clock: the caller passes the time, in monotonic seconds."""
+    """The questions and the answers. It has no clock: the caller passes the time, in monotonic seconds.
 
-    def __init__(self) -> None:
+    ``leaders`` has the ranks whose answers another rank passes on.
+    """
+
+    def __init__(self, leaders: Mapping[int, int] | None = None) -> None:
+        self._leaders = leaders or {}
         self._asked: dict[int, float] = {}
         self._answers: dict[int, _Answer] = {}
         self._questions: list[int] = []
@@ -102,9 +106,15 @@ class StatusTable:
         return [
             describe(self._answers[rank].found)
             if self._has(rank, since)
-            else f"rank {rank} does not answer. {describe_silent((rank,), processes)}"
+            else self._silence(rank, ranks, since, processes)
             for rank in ranks[:ASKED_RANKS]
         ]
+
+    def _silence(self, rank: int, ranks: Sequence[int], since: float, processes: Mapping[int, ProcessState]) -> str:
+        leader = self._leaders.get(rank)
+        if leader is not None and leader in ranks and not self._has(leader, since):
+            return f"rank {rank} cannot answer without rank {leader}, which passes its messages on"
+        return f"rank {rank} does not answer. {describe_silent((rank,), processes)}"
 
 
 LOOK_SECONDS = 0.1

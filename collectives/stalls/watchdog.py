@@ -95,20 +95,22 @@ class Watchdog:
         self.deadline = min(end, following) if end > now else following
 
 
-def explain(topology: Topology, tensors: str, seconds: float, processes: Mapping[int, ProcessState]) -> str:
+def explain(
+    topology: Topology, tensors: str, seconds: float, processes: Mapping[int, ProcessState], silent: int = COORDINATOR
+) -> str:
     """The report of a rank about its ``tensors`` in flight, when rank 0 has not answered for ``seconds``.
 
-    ``processes`` has the state of that of rank 0, if it is on this host.
+    ``silent`` is rank 0, or the leader of this host. ``processes`` has the state of its process, if it is on this host.
     """
-    silence = describe_silence((0,), topology.hosts, seconds, processes)
+    silence = describe_silence((silent,), topology.hosts, seconds, processes)
     return f"rank {topology.rank} waits for {tensors}, and for the decision of rank 0; {silence}"
 
 
 class CoordinatorWatch:
     """Acts as ``watchdog`` says, for the tensors in ``works``. For the thread that drives.
 
-    ``inquire`` sends the question and returns whether it has left. ``states`` returns the states of processes of this
-    host.
+    ``inquire`` sends the question and returns whether it has left. ``silent_rank`` returns the rank to name where
+    nobody answers, and ``states`` the states of processes of this host.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class CoordinatorWatch:
         stalls: StallReporter,
         works: InFlight,
         inquire: Callable[[], bool],
+        silent_rank: Callable[[], int],
         states: Callable[[Iterable[int]], Mapping[int, ProcessState]],
     ) -> None:
         self._topology = topology
@@ -125,6 +128,7 @@ class CoordinatorWatch:
         self._stalls = stalls
         self._works = works
         self._inquire = inquire
+        self._silent_rank = silent_rank
         self._states = states
 
     @property
@@ -159,11 +163,12 @@ class CoordinatorWatch:
             self._watchdog.answered(time.monotonic())
 
     def _report(self, verdict: Verdict, seconds: float) -> CollectiveTimeoutError | None:
-        self._stalls.note(self._works.since(), (COORDINATOR,), time.monotonic())
-        text = explain(self._topology, self._works.describe(), seconds, self._states((COORDINATOR,)))
+        silent = self._silent_rank()
+        self._stalls.note(self._works.since(), (silent,), time.monotonic())
+        text = explain(self._topology, self._works.describe(), seconds, self._states((silent,)), silent)
         if verdict.fatal:
             remark = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is over: the job ends"
-            return CollectiveTimeoutError(f"{text}. {remark}", [COORDINATOR])
+            return CollectiveTimeoutError(f"{text}. {remark}", [silent])
         logger.warning("%s", text, extra=self._works.about())
         return None
 

@@ -9,6 +9,7 @@ import psutil
 
 from tests.faults.arena import LocalArena
 from tests.faults.events import TWO_HOSTS
+from tests.faults.training import LARGE
 from tests.namespaces import HOSTS, NAMESPACES, Network
 
 AGENT = "executors.agents.hosts.agent"
@@ -79,6 +80,14 @@ class HostsArena(LocalArena):
             with suppress(psutil.Error):
                 if _is_agent(process) and process.environ().get("TMPDIR") == self._folders()["TMPDIR"]:
                     yield process
+
+
+class LargeArena(HostsArena):
+    """Its worlds count as large: the lowest rank of the other host leads the others there."""
+
+    def __init__(self, folder, *arguments):
+        (folder / LARGE).touch()
+        super().__init__(folder, *arguments)
 
 
 def _is_agent(process):

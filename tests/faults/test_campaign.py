@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.arena import ROOT
 from tests.faults.campaign import Campaign
-from tests.faults.hosts import HostsArena, Slots
+from tests.faults.hosts import HostsArena, LargeArena, Slots
 from tests.namespaces import Network, Unavailable
 
 pytestmark = pytest.mark.timeout(400)
@@ -43,6 +43,19 @@ def test_a_short_campaign_on_two_hosts():
     Campaign(seed=2, events=3, ranks=3, arena=HostsArena, tell=lines.append).run()
     assert "agent rank" in lines[0]
     assert len(lines) == 3
+
+
+def test_a_short_campaign_on_two_hosts_in_large_worlds():
+    """Its first event kills rank 0 and the leader of the other host, a later one a leader and its follower."""
+    lines = []
+    try:
+        with Network():
+            pass
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    Campaign(seed=7, events=6, ranks=4, arena=LargeArena, tell=lines.append).run()
+    assert "kill rank 0 + kill rank 2" in lines[0]
+    assert len(lines) == 6
 
 
 def test_every_host_has_another_number_of_slots_in_each_full_offer():

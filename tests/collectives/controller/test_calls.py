@@ -36,8 +36,8 @@ def test_a_slow_rank_that_was_dropped_for_want_of_room_calls_again(hosts, moment
     send_hello, dropped = dial.Callee._send_hello, []
 
     def slow(self, entry):
-        if (self._end.hello.rank, self._host) not in dropped:
-            dropped.append((self._end.hello.rank, self._host))
+        if (self._end.hello.rank, self.host) not in dropped:
+            dropped.append((self._end.hello.rank, self.host))
             until(lambda: ended(self.sock))
         send_hello(self, entry)
 

@@ -21,11 +21,18 @@ KEY = "round-0/start-0/rank-0"
 
 
 def connect(
-    hello, store, secret=SECRET, address=LOCALHOST, timeout=PATIENCE, offer=lambda hosts, cores: b"", starts=None
+    hello,
+    store,
+    secret=SECRET,
+    address=LOCALHOST,
+    timeout=PATIENCE,
+    offer=lambda hosts, cores: b"",
+    starts=None,
+    local=(0, 1),
 ):
     """:func:`connect_channel` with what is usual here."""
     with ConnectAttempt(timeout) as attempt:
-        end = LocalEnd(hello, secret, address, Timeouts().heartbeat, attempt)
+        end = LocalEnd(hello, secret, address, Timeouts().heartbeat, attempt, *local)
         return connect_channel(end, store, ProcessSets(hello.size), offer, starts)
 
 

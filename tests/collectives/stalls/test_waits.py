@@ -160,6 +160,19 @@ def test_a_silent_rank_still_has_the_first_question():
     assert statuses.describe((1,), 20.0, {})[0].startswith("rank 1 is blocked")
 
 
+def test_a_rank_behind_a_silent_one_is_not_called_stopped():
+    statuses = StatusTable({3: 2, 4: 2})
+    asked(statuses, (2, 3, 4), 10.0)
+    texts = statuses.describe((2, 3, 4), 10.0, {})
+    assert [text.split(". ")[0] for text in texts] == [
+        "rank 2 does not answer",
+        "rank 3 cannot answer without rank 2, which passes its messages on",
+        "rank 4 cannot answer without rank 2, which passes its messages on",
+    ]
+    statuses.hear(RankStatus(2, Activity.BLOCKED), 10.1)
+    assert statuses.describe((2, 3), 10.0, {})[1].startswith("rank 3 does not answer. ")
+
+
 def test_of_many_ranks_a_few_are_asked():
     statuses, many = StatusTable(), tuple(range(100))
     first = asked(statuses, many, 1.0)

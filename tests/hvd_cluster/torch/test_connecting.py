@@ -24,6 +24,9 @@ STAGES = (
     "in its first backend",
     "in its backend between hosts",
 )
+SERVES = "as it serves its host"
+LARGE = (LATE, SERVES, *STAGES[2:3], *STAGES[4:])
+"""The stages in a large world, where ranks 2 and 3 are connected before they connect within their host."""
 CONNECT_SECONDS = 20.0
 LATE_SECONDS = 3.0
 BOUND_SECONDS = 15.0
@@ -46,15 +49,16 @@ def pool():
         pytest.skip(f"no hosts in network namespaces: {reason}")
 
 
-def start_in_fork(folder, number, stage, victim, seconds, end=signal.SIGKILL):
+def start_in_fork(folder, number, stage, victim, seconds, end=signal.SIGKILL, most_direct=None):
     """The end of a start in round ``number``: the time when the victim got the signal ``end``, or a survivor's error.
 
-    With the time of a victim that was stopped comes its process.
+    With the time of a victim that was stopped comes its process. ``most_direct``: a world of more ranks is large.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            believe(most_direct)
             os.write(
                 writer, pickle.dumps(start(folder, number, stage, victim, seconds, partial(meet_end, writer, end)))
             )
@@ -67,6 +71,13 @@ def start_in_fork(folder, number, stage, victim, seconds, end=signal.SIGKILL):
         return found, child
     os.waitpid(child, 0)
     return found
+
+
+def believe(most_direct):
+    """What a large world is."""
+    from collectives.handshake import hello
+
+    hello.MOST_DIRECT = hello.MOST_DIRECT if most_direct is None else most_direct
 
 
 def meet_end(writer, end, *_, **__):
@@ -122,6 +133,7 @@ def place_trap(stage, die):
     from collectives.handshake.admission import Admission
     from collectives.handshake.dial import Callee
     from collectives.handshake.entries import Entries
+    from collectives.handshake.leaders import Forwarder
 
     if stage == "before its hello":
         Callee._send_hello, Entries.publish = die, followed(Entries.publish, die)
@@ -129,6 +141,8 @@ def place_trap(stage, die):
         Callee._send_hello, Admission.answer = followed(Callee._send_hello, die), die
     elif stage == "before its offer":
         start._Groups.offer_at = die
+    elif stage == SERVES:
+        Forwarder.serve = die
     elif stage == "within its host":
         connect._connect_host, Admission.confirm = die, die
     elif stage == "before its backends":
@@ -142,10 +156,20 @@ def place_trap(stage, die):
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_survivor_names_the_rank_that_was_killed(pool, stage, victim, tmp_path):
-    number = 1 + STAGES.index(stage) * len(VICTIMS) + victim
-    outcomes = pool.run(
-        start_in_fork, tmp_path, number, stage, victim, LATE_SECONDS if stage == LATE else CONNECT_SECONDS
-    )
+    check_kill(pool, 1 + STAGES.index(stage) * len(VICTIMS) + victim, stage, victim, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stage", "victim"), [(stage, victim) for stage in LARGE for victim in (0, 2, 3) if stage != SERVES or victim == 2]
+)
+def test_every_survivor_in_a_large_world_names_the_rank_that_was_killed(pool, stage, victim, tmp_path):
+    """Rank 2 leads rank 3."""
+    check_kill(pool, 200 + LARGE.index(stage) * len(VICTIMS) + victim, stage, victim, tmp_path, 1)
+
+
+def check_kill(pool, number, stage, victim, folder, most_direct=None):
+    seconds = LATE_SECONDS if stage == LATE else CONNECT_SECONDS
+    outcomes = pool.run(start_in_fork, folder, number, stage, victim, seconds, signal.SIGKILL, most_direct)
     died = outcomes.pop(victim)
     seconds = [round(end - died, 3) for end, *_ in outcomes]
     for _, kind, text, ranks in outcomes:
@@ -171,6 +195,22 @@ def test_every_survivor_names_the_rank_that_stopped(pool, stage, victim, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("stage", "victim"),
+    [
+        (SERVES, 2),
+        ("before its offer", 2),
+        ("before its offer", 3),
+        ("before its backends", 0),
+        ("before its backends", 3),
+        ("in its first backend", 2),
+    ],
+)
+def test_every_survivor_in_a_large_world_names_the_rank_that_stopped(pool, stage, victim, tmp_path):
+    """Rank 2 leads rank 3."""
+    check_stop(pool, 300 + LARGE.index(stage) * len(VICTIMS) + victim, stage, victim, tmp_path, 1)
+
+
+@pytest.mark.parametrize(
     ("operations", "stage", "victim"),
     [
         ("shm", "before its backends", 1),
@@ -185,8 +225,8 @@ def test_every_survivor_on_one_host_names_the_rank_that_stopped(fresh_pool, oper
     check_stop(fresh_pool(3, None, {"HOROVOD_CPU_OPERATIONS": operations}), 1, stage, victim, tmp_path)
 
 
-def check_stop(pool, number, stage, victim, folder):
-    outcomes = pool.run(start_in_fork, folder, number, stage, victim, LATE_SECONDS, signal.SIGSTOP)
+def check_stop(pool, number, stage, victim, folder, most_direct=None):
+    outcomes = pool.run(start_in_fork, folder, number, stage, victim, LATE_SECONDS, signal.SIGSTOP, most_direct)
     stopped, child = outcomes.pop(victim)
     pool.run(reap, victim, child)
     for _, kind, text, ranks in outcomes:
