@@ -163,7 +163,7 @@ class Admission:
             with suppress(OSError):
                 self._peers[rank].answer(QUESTION)
         with ConnectAttempt(QUESTION_SECONDS) as attempt:
-            while ready := attempt.wait(dict.fromkeys(waiting, select.POLLIN)):
+            while waiting and (ready := attempt.wait(dict.fromkeys(waiting, select.POLLIN))):
                 for rank in [waiting.pop(descriptor) for descriptor in ready]:
                     reasons[rank] = self._reply(rank)
         return reasons

@@ -33,6 +33,11 @@ REASON_SECONDS = 0.5
 """How long a rank that gives up waits for the other rank's reason, in seconds."""
 
 
+def pack_reason(error: BaseException) -> bytes:
+    """The reason of a rank that leaves while the other rank waits for its answers."""
+    return pack_answer(None, error)
+
+
 class BrokenCallError(PeerLostError):
     """The connection broke before the first answer. A listener that is still there can be called again, in time."""
 
@@ -82,13 +87,13 @@ class Callee:
             raise CollectiveTimeoutError(text, [host]) from error
 
     @contextmanager
-    def hearing_errors(self) -> Iterator[None]:
-        """Send the other rank the error that ends the block."""
+    def hearing_errors(self, pack: Callable[[BaseException], bytes] = pack_reason) -> Iterator[None]:
+        """Send the other rank the error that ends the block, packed by ``pack``."""
         try:
             yield
         except BaseException as error:
             reason = descriptors.explained(error, self._end.hello.rank)
-            self._leave(pack_answer(None, reason))
+            self._leave(pack(reason))
             if reason is error:
                 raise
             raise reason from error

@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from collectives.api import HorovodInternalError, override
+from collectives.api import HorovodInternalError, SettingsError, override
 from collectives.handshake.admission import Admission
-from collectives.handshake.dial import Callee
+from collectives.handshake.dial import Callee, pack_reason
 from collectives.handshake.entries import Entries
-from collectives.handshake.hello import LocalEnd, Peer, pack_answer, pack_hello
+from collectives.handshake.hello import LocalEnd, Peer, pack_answer, pack_farewell, pack_hello
 from collectives.net.relay import GONE, pack_envelope
 from collectives.net.sockets import Connection
 from collectives.net.wire import Wire
@@ -117,7 +117,7 @@ class Superior(Callee):
         self._forwarder.attach(self)
 
     def _next(self) -> Any:
-        with self.hearing_errors():
+        with self.hearing_errors(_farewell):
             self._forwarder.serve(self)
         return super()._next()
 
@@ -129,3 +129,8 @@ class Superior(Callee):
     def _leave(self, reason: bytes) -> None:
         """In an envelope: rank 0 may have the channel of a relay by now."""
         super()._leave(pack_envelope((self._end.hello.rank,), reason))
+
+
+def _farewell(error: BaseException) -> bytes:
+    """As of a rank that gives up; a mistake of the launcher, which ends the start before it is over, stays one."""
+    return pack_reason(error) if isinstance(error, SettingsError) else pack_farewell(error)

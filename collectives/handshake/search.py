@@ -69,14 +69,14 @@ def _await_leader(end: LocalEnd, entries: Entries, start: int, center: str) -> A
     """The entry of the leader of this host to ``center``; None if it is not there in half of the time of this rank.
 
     Such a rank calls rank 0, which then misses the leader only. Raises _LaterStartError, and NoListenerError where the
-    start has failed.
+    start has failed, or rank 0 is in a later round.
     """
     seconds, least = FIRST_LOOK_SECONDS, end.attempt.remaining / 2
     while (left := end.attempt.remaining - least) > 0:
         with suppress(CollectiveTimeoutError):
             return entries.leader(center, min(seconds, left))
         _await_later_start(end, entries, start, 0.0)
-        if entries.get(start, 0.0) is None:
+        if entries.get(start, 0.0) is None or entries.current()[0] > end.hello.round:
             raise NoListenerError("rank 0 has given up", [0])
         seconds = min(2 * seconds, LONGEST_LOOK_SECONDS)
     return None

@@ -198,18 +198,19 @@ class Relay:
 
     def _hang_up(self) -> None:
         deadline = time.monotonic() + FLUSH_SECONDS
-        for connection in self._open.values():
-            connection.drain(deadline)
         if self._center.ended:
             self._await(self._followers, deadline - FLUSH_SECONDS / 2)
         for connection in self._open.values():
+            connection.drain(deadline)
             connection.hang_up()
 
-    def _await(self, ranks: Iterable[int], deadline: float) -> None:
+    def _await(self, ranks: Collection[int], deadline: float) -> None:
         """Let ``ranks`` read that rank 0 has ended: those that only see a hang-up would take the leader for dead.
 
         They hang up then. The wait is over before the leader's channel closes all connections.
         """
+        for rank in ranks:
+            self._ranks[rank].drain(deadline)
         for rank in ranks:
             self._ranks[rank].await_hang_up(deadline)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError
@@ -93,12 +93,15 @@ class LivenessCheck:
         silent = tuple(rank for rank, asked in self._asked.items() if now >= asked + GRACE_SECONDS)
         if not self or not self._is_known(silent, now):
             return None
-        silent = tuple(rank for rank in silent if self._leaders.get(rank) not in silent)
+        silent = self._without_led(frozenset(silent))
         seconds = now - min([self._asked[rank] for rank in silent], default=now)
-        result = Result(tuple(sorted(silent)), seconds, tuple(sorted(self._inquirers)), self._accusation)
+        result = Result(silent, seconds, tuple(sorted(self._inquirers)), self._accusation)
         self._inquirers.clear()
         self._accusation = None
         return result
+
+    def _without_led(self, silent: Collection[int]) -> tuple[int, ...]:
+        return tuple(sorted(rank for rank in silent if self._leaders.get(rank) not in silent))
 
     def _is_known(self, silent: Sequence[int], now: float) -> bool:
         if self._accusation is None:

@@ -375,3 +375,46 @@ def test_the_reason_of_a_leader_that_leaves_when_rank_0_has_connected_reaches_it
     (sender, reason), *_ = start(body, failed=3)
     assert sender == 2
     assert "interrupted" in str(reason)
+
+
+def test_the_reason_of_a_leader_that_is_interrupted_as_it_serves_reaches_the_channel_of_rank_0(monkeypatch):
+    """Rank 0 has sent the last answer, which the leader has not read."""
+
+    def interrupted(self, center):
+        serve(self, center)
+        served.append(self._end.hello.rank)
+        if self._end.hello.rank == 2 and served.count(2) == 2:
+            raise ShutDownError("interrupted")
+
+    def body(result):
+        if result.channel.rank:
+            return None
+        [(sender, data)] = receive(result.channel, 1)
+        return sender, unpack(decode(data).error)
+
+    served, serve = [], leaders.Forwarder.serve
+    monkeypatch.setattr(leaders.Forwarder, "serve", interrupted)
+    (sender, reason), *_ = start(body, failed=3)
+    assert sender == 2
+    assert "interrupted" in str(reason)
+
+
+def test_rank_0_waits_for_no_reply_once_all_have_come(monkeypatch):
+    monkeypatch.setattr(admission, "QUESTION_SECONDS", PATIENCE)
+    begin = time.monotonic()
+    errors = start(absent=(3,), timeouts={0: 1.0})
+    assert time.monotonic() - begin < PATIENCE / 2
+    assert errors[0].ranks == (3,)
+
+
+def test_a_follower_that_waits_for_its_leader_hears_of_the_next_round(monkeypatch):
+    """Rank 0 and the leader of its round have ended without a word."""
+    monkeypatch.setattr(search, "FIRST_LOOK_SECONDS", 0.1)
+    store, starts = MemoryStore(), [Starts() for _ in HOSTS]
+    dead = {"id": "before", "host": "a", "unix": "\0hvd-cluster-nobody", "tcp": [LOCALHOST, 1]}
+    store.set(KEY, msgpack.packb(dead))
+    store.set("current", msgpack.packb((1, dead)))
+    begin = time.monotonic()
+    errors = start(absent=(0, 1, 2, 4, 5, 6), store=store, starts=starts)
+    assert time.monotonic() - begin < PATIENCE / 4
+    assert "rank 0 in round 1" in str(errors[3])

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -339,3 +340,16 @@ def test_a_forked_child_closes_everything():
     for channel in job.channels:
         channel.disown()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hvd-relay")]
+
+
+def test_a_rank_that_does_not_read_delays_no_other_hang_up(monkeypatch):
+    """Rank 0 learns at once that the leader has ended, although the relay still has data for a stopped rank."""
+    monkeypatch.setattr(relay, "FLUSH_SECONDS", PATIENCE)
+    with tree() as job:
+        job.channels[0].send_to((3,), encode(Abort(ErrorData("EngineError", "x" * (1 << 22)))))
+        until(lambda: job.channels[0].flush(0.1) or not job.channels[0].has_unsent)
+        job.inner[LEADER].hang_up()
+        begin = time.monotonic()
+        job.channels[0]._connections[LEADER].await_hang_up(begin + PATIENCE)
+        assert time.monotonic() < begin + PATIENCE / 2
+        until(lambda: job.channels[3].receive() or not job.relay._thread.is_alive())
