@@ -359,8 +359,9 @@ class Follower(SocketChannel):
 
     @override
     def send_directly(self, ranks: Iterable[int], data: bytes) -> None:
-        self._has_heard = False
-        super().send_directly(ranks, data)
+        some = tuple(ranks)
+        self._has_heard = self._has_heard and not some
+        super().send_directly(some, data)
 
     def _open(self, peer: int, frames: list[bytes]) -> list[tuple[int, bytes]]:
         if RUNS in frames:

@@ -26,11 +26,11 @@ EXHAUSTIVE = {
     "a fourth rank": Case(THREE, changes=(hosts(a=1, b=1, c=1, d=1),), trains=True, steps=1),
     "three ranks and a notice": Case(THREE, faults=3, changes=(notice(),), trains=True, steps=1),
     "four ranks": Case(FOUR, trains=True, steps=1),
+    "four ranks, two kills": Case(FOUR, faults=2, trains=True, steps=1),
 }
 """All of their states are seen, the largest in minutes."""
 
 LARGE = {
-    "four ranks, two kills": Case(FOUR, faults=2, trains=True, steps=1),
     "four ranks, three kills": Case(FOUR, faults=3, trains=True, steps=1),
     "four workers, two changes": Case(
         THREE, faults=3, changes=(hosts(a=1, b=1, c=1, d=1), notice()), trains=True, steps=1

@@ -164,6 +164,13 @@ def test_a_follower_knows_from_its_relay_that_rank_0_is_silent(question):
         assert job.hear(0) == [(3, question)]
 
 
+def test_a_follower_that_asks_nobody_names_rank_0():
+    """No rank is relayed for a follower, so that some messages have no receiver, and no answer."""
+    with tree() as job:
+        job.channels[3].send_directly((), encode(Inquiry()))
+        assert job.channels[3].silent_rank == 0
+
+
 def test_a_follower_names_its_leader_where_the_relay_is_stopped(stopped_relay):
     with tree() as job:
         job.channels[3].send_directly((0,), encode(Inquiry()))
