@@ -111,6 +111,7 @@ def test_an_agent_that_is_asked_to_end_lets_its_workers_hand_over(on_hosts, offe
     offer("localhost:1\n")
     agent.terminate()
     job.until_training(0)
+    job.until(lambda: "rank 1 on host b left" in job.log, "the change is told")  # a job that ends tells no more
     assert job.end() == 0, job.log
     assert_agreement(job, 0)
     assert re.fullmatch(r"world \d: 1 rank, rank 1 on host b left", job.changes[-1])
