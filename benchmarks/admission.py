@@ -1,4 +1,4 @@
-"""What the start of 64 to 10,000 ranks costs rank 0 and a leader: messages, bytes, CPU time, memory, descriptors.
+"""The cost of the start of 64 to 10,000 ranks for rank 0 and a leader: messages, bytes, CPU, memory, descriptors.
 
     python -m benchmarks.admission --ranks 64 10000 --ways hosts
 

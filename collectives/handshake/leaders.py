@@ -1,7 +1,7 @@
 """The leader's part in the start of a large world: it admits the ranks of its host, and speaks for them with rank 0.
 
-What a follower says goes up as it is, in the envelopes of :mod:`collectives.net.relay`; its end, too. What rank 0 says
-goes down to all followers, with a proof for each. So rank 0 alone decides, as it does without leaders.
+Frames of a follower go up unchanged, in the envelopes of :mod:`collectives.net.relay`; so does the news of its end.
+Answers of rank 0 go down to all followers, with a proof for each. So rank 0 alone decides, as it does without leaders.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Forwarder(Admission):
         self._poller.register(self.connections[rank].fileno(), select.POLLIN | select.POLLRDHUP | unsent)
 
     def _heed(self, rank: int) -> None:
-        """A follower says something, has ended, or can take more of what is unsent."""
+        """A follower has sent a frame, has ended, or can take more of the unsent bytes."""
         self.connections[rank].flush()
         self._listen_to(rank)
         try:

@@ -32,30 +32,25 @@ def test_a_campaign_whose_events_spared_the_driver_kills_one_at_the_end():
     assert lines == ["   0 kill the driver: no process is left"]
 
 
-def test_a_short_campaign_on_two_hosts():
-    """Its first event kills the agent of the other host; long campaigns cut the link, too."""
+@pytest.mark.parametrize(
+    ("arena", "seed", "events", "ranks", "first"),
+    [(HostsArena, 2, 3, 3, "agent rank"), (LargeArena, 7, 6, 4, "kill rank 0 + kill rank 2")],
+    ids=["usual", "large"],
+)
+def test_a_short_campaign_on_two_hosts(arena, seed, events, ranks, first):
+    """The first event kills the agent of the other host; in a large world rank 0 and the leader of the other host.
+
+    Long campaigns cut the link, too.
+    """
     lines = []
     try:
         with Network():
             pass
     except Unavailable as reason:
         pytest.skip(str(reason))
-    Campaign(seed=2, events=3, ranks=3, arena=HostsArena, tell=lines.append).run()
-    assert "agent rank" in lines[0]
-    assert len(lines) == 3
-
-
-def test_a_short_campaign_on_two_hosts_in_large_worlds():
-    """Its first event kills rank 0 and the leader of the other host, a later one a leader and its follower."""
-    lines = []
-    try:
-        with Network():
-            pass
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-    Campaign(seed=7, events=6, ranks=4, arena=LargeArena, tell=lines.append).run()
-    assert "kill rank 0 + kill rank 2" in lines[0]
-    assert len(lines) == 6
+    Campaign(seed=seed, events=events, ranks=ranks, arena=arena, tell=lines.append).run()
+    assert first in lines[0]
+    assert len(lines) == events
 
 
 def test_every_host_has_another_number_of_slots_in_each_full_offer():

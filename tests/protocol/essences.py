@@ -1,4 +1,4 @@
-"""What the future of a driver depends on, and names by which drivers that differ in names only are alike.
+"""The part of a driver on which its future depends, with names that are equal in drivers that differ in names only.
 
 A search needs only one of several drivers with the same essence: they answer all later events alike, up to texts.
 Two things make an essence:
@@ -68,7 +68,7 @@ def _alarms(driver):
 
 
 def alarm_of(driver, action):
-    """What the result of an alarm depends on; None: it will do nothing, whatever comes before."""
+    """The state on which the result of an alarm depends; None: it will do nothing, whatever comes before."""
     if isinstance(action, functools.partial):
         return _reason(driver, action)
     if isinstance(action, FunctionType):

@@ -1,7 +1,7 @@
 """States without the parts that nothing reads any more: dead variables. So more ways lead to the same state.
 
 It is sound because a dead variable is in no guard, effect or check of any later event: two states that differ in dead
-variables only are bisimilar. What is dead follows from the phases of the ranks:
+variables only are bisimilar. The phases of the ranks tell which are dead:
 
 * ``low`` is the first world in which a living rank is, or to which one may still come. No collective of an earlier
   world can go on, so its workers, what its ranks have reached there, and what they have agreed on are dead.
@@ -55,7 +55,7 @@ LAST = Job._fields.index("end")
 
 
 def _losses(job, ranks):
-    """A loss that is repaired is none any more. Who has finished repairs later losses of ranks that trained before."""
+    """A loss that is repaired is none any more. A rank that has finished repairs later losses of ranks before it."""
     if job.finished < 0:
         return job.lost, -1
     if job.lost >= job.finished:

@@ -160,8 +160,8 @@ class Protocol:
     If the states are reduced, some events are joined to others (Lipton's transactions). An event may be joined to a
     later one of the same rank if it commutes with all events of others between the two, and if no property sees it:
 
-    * A rank hears of a world when it goes there. What it has heard nobody else sees. Rank 0 hears of worlds at any
-      time, as it tells the others when to change.
+    * A rank hears of a world when it goes there. Nobody else sees the news that it has heard. Rank 0 hears of
+      worlds at any time, as it tells the others when to change.
     * The driver takes the success of a rank, and the reports ``ready`` and ``failed``, when they are sent. Before that
       the rank waits, and nobody can tell whether it has sent them: the first two change nothing but the driver, and
       ``failed`` only sets an alarm, which rings between any two later events. A kill that takes such a report away is a

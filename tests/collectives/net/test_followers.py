@@ -8,14 +8,14 @@ import pytest
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
 from collectives.controller.aggregation import Aggregator
 from collectives.controller.errors import ErrorData
-from collectives.controller.messages import Abort, Accusation, Inquiry, Ping, Pong, Stop, decode, encode
+from collectives.controller.messages import Abort, Accusation, Inquiry, Ping, Pong, Stop, encode
 from collectives.controller.process_sets import ProcessSets
 from collectives.engine.start import StartupBarrier
 from collectives.net import relay, sockets
 from collectives.net.relay import Center, Follower, Leader, Relay
 from collectives.net.sockets import Connection, SocketChannel
 from tests.collectives.engine.job import PATIENCE, until
-from tests.collectives.net.test_relay import stopped_relay
+from tests.collectives.net.test_relay import Tree, stopped_relay
 
 __all__ = ["stopped_relay"]
 
@@ -23,7 +23,7 @@ HERE, LEADER, FOLLOWERS = (2, 3, 4), 2, (3, 4)
 ABORT = Abort(ErrorData("HorovodInternalError", "why"))
 
 
-class Tree:
+class FollowersTree(Tree):
     """``channels[rank]``; ``lost[rank]`` are the ranks that this rank has lost. ``pairs`` are connections to rank 0."""
 
     def __init__(self):
@@ -42,18 +42,6 @@ class Tree:
         ]
         self.lost = {rank: [] for rank in range(5)}
 
-    def watch(self):
-        for rank, channel in enumerate(self.channels):
-            channel.watch(self.lost[rank].append)
-
-    def hear(self, rank, count=1):
-        """The next ``count`` messages that arrive at ``rank``."""
-        found = []
-        while len(found) < count:
-            self.channels[rank].poll(PATIENCE)
-            found += [(sender, decode(data)) for sender, data in self.channels[rank].receive()]
-        return found
-
     def loses(self, rank, other):
         """Whether ``rank`` has lost ``other``, and nobody else. It reads its messages."""
         self.channels[rank].receive()
@@ -62,7 +50,7 @@ class Tree:
 
 @contextmanager
 def tree():
-    made = Tree()
+    made = FollowersTree()
     made.watch()
     try:
         yield made
