@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from executors.agents.ray.call_on_ranks import CallOnRanks
+from executors.agents.ray.placement import nodes
 from executors.agents.ray.placement.autoscaler import mirrors
 from executors.agents.ray.placement.request import RayRequest, actor_options
 from executors.agents.ray.placement.shortage import ClusterState, Outlook, capacity, explain
@@ -207,6 +208,15 @@ class TestOutlook:
         self.check((100.0, 1), (104.0, 2), quiet=4.9)
         with pytest.raises(PlacementError):
             self.check((100.0, 1), quiet=5.0)
+
+    @pytest.mark.parametrize(("age", "quiet"), [(10.0, 0.0), (29.0, 0.0), (100.0, 70.0)])
+    def test_the_clock_of_a_node_may_differ_by_half_a_minute(self, monkeypatch, age, quiet):
+        joined = SimpleNamespace(start_time_ms=1_000_000_000, end_time_ms=0)
+        left = SimpleNamespace(start_time_ms=1_000_099_000, end_time_ms=1_000_099_500)
+        client = SimpleNamespace(get_all_node_info=lambda timeout: {"joined": joined, "left": left})
+        monkeypatch.setattr(nodes.ray._private.worker, "global_worker", SimpleNamespace(gcs_client=client))
+        monkeypatch.setattr(nodes, "time", SimpleNamespace(time=lambda: 1_000_000.0 + age))
+        assert nodes.quiet_seconds() == quiet
 
     def test_a_host_that_leaves_may_come_back(self):
         self.check((100.0, 3), (200.0, 3), (200.5, 2), (204.9, 2), (205.0, 3))

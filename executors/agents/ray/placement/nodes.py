@@ -67,6 +67,8 @@ class Names:
 
 MILLISECONDS = 1000
 ANSWER_S = 5.0
+# The clocks of two hosts may differ by this much.
+SKEW_S = 30.0
 
 
 def cluster_now() -> Cluster:
@@ -92,7 +94,10 @@ def death_of(node: str) -> str | None:
 
 
 def quiet_seconds() -> float:
-    """How long ago the last live node joined, by its own clock; 0 where Ray does not tell."""
+    """For how long at least no node has joined; 0 where Ray does not tell.
+
+    A node tells when it joined by its own clock, which may be SKEW_S seconds away from the clock of this process.
+    """
     try:
         # Ray has no public function for this without its dashboard.
         process: Any = ray._private.worker.global_worker
@@ -101,7 +106,7 @@ def quiet_seconds() -> float:
     except Exception as error:  # noqa: BLE001  a job must not fail because of an unknown report
         logger.debug("Ray does not tell when its nodes joined: %r", error)
         return 0.0
-    return max(0.0, time.time() - last / MILLISECONDS)
+    return max(0.0, time.time() - last / MILLISECONDS - SKEW_S)
 
 
 def deadlines() -> dict[str, float]:
