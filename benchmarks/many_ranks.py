@@ -2,11 +2,14 @@
 
     python -m benchmarks.many_ranks
     python -m benchmarks.many_ranks --hosts 8 --ranks 16 --rounds 50
+    python -m benchmarks.many_ranks --hosts 2 --ranks 2 --rounds 480 --pause 25
 
 An elastic job trains one array in steps of an allreduce, with a commit after each. In a round a host is killed with its
-agent, or leaves as planned, in turns, and comes back. The script fails if a step is lost or done twice, and shows what
-a rank needs, and what driver, rank 0 and another rank have gained from the first round to the last. Root only, and it
-needs iproute2. All ranks share the cores of this machine, so the times are those of a crowd, not of a cluster.
+agent, or leaves as planned, in turns, and comes back; training goes on for ``--pause`` seconds after each of these
+changes. The script fails if a step is lost or done twice, and shows what a rank needs, and what driver, rank 0 and
+another rank have gained from the first tenth of the rounds to the last round, and how long steps took in the first and
+in the last tenth. Root only, and it needs iproute2. All ranks share the cores of this machine, so the times are those
+of a crowd, not of a cluster.
 
 The memory is the proportional set size: a page that n processes share counts as 1/n of a page for each.
 """
@@ -22,9 +25,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +159,8 @@ class Job:
     def __init__(self, network: Network, ranks: int, folder: Path) -> None:
         self.network, self.ranks, self.folder = network, ranks, folder
         self.names = ["localhost", *list(network.names.values())[1:]]
+        self._notes: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._read: dict[str, int] = defaultdict(int)
         self.offer(self.names)
 
     def __enter__(self) -> Job:
@@ -198,9 +207,14 @@ class Job:
         (self.folder / "order.next").rename(self.folder / "order")
 
     def notes(self, name: str) -> list[dict[str, Any]]:
-        """The notes of all workers in the file ``name``."""
+        """The notes of all workers in the file ``name``, of which each call reads the new ones."""
         path = self.folder / name
-        return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._read[name])
+                self._notes[name] += map(json.loads, file)
+                self._read[name] = file.tell()
+        return self._notes[name]
 
     def until(self, ready: Callable[[], Any], what: str) -> Any:
         """The first value of ``ready()`` that is true; SystemExit if it does not come."""
@@ -215,12 +229,10 @@ class Job:
         """Seconds from ``since`` until the end of the first step of a world of ``size`` ranks that began after it."""
 
         def ready() -> float | None:
-            rounds = {note["round"] for note in self.notes("steps") if note["time"] <= since}
-            found = [
-                note["time"] - since
-                for note in self.notes("steps")
-                if note["time"] > since and note["size"] == size and note["round"] not in rounds
-            ]
+            steps = self.notes("steps")
+            new = steps[bisect_right(steps, since, key=itemgetter("time")) :]
+            last = steps[-len(new) - 1]["round"] if len(new) < len(steps) else None
+            found = [note["time"] - since for note in new if note["size"] == size and note["round"] != last]
             return found[0] if found else None
 
         return float(self.until(ready, f"training among {size} ranks"))
@@ -233,7 +245,7 @@ class Job:
         return (self.folder / "log").read_text()[-4000:]
 
 
-def measure(job: Job, rounds: int) -> list[dict[str, object]]:
+def measure(job: Job, rounds: int, pause: float) -> list[dict[str, object]]:
     """A record for each part of the life of ``job``."""
     most = job.ranks * len(job.names)
     driver = psutil.Process(job.process.pid)
@@ -248,7 +260,7 @@ def measure(job: Job, rounds: int) -> list[dict[str, object]]:
     slowest = {size: max(note[str(size)] for note in look) for size in (SMALL, LARGE)}
     records += [record(f"allreduce of {size >> 10} KB", seconds=seconds) for size, seconds in slowest.items()]
     watched = {"driver": driver, "rank 0": workers[0], "another rank": workers[1]}
-    records += changes(job, rounds, watched)
+    records += changes(job, rounds, pause, watched)
     begin = time.monotonic()
     job.order(END)
     status = job.process.wait(PATIENCE_SECONDS)
@@ -257,25 +269,45 @@ def measure(job: Job, rounds: int) -> list[dict[str, object]]:
     return records
 
 
-def changes(job: Job, rounds: int, watched: dict[str, psutil.Process]) -> list[dict[str, object]]:
-    """The times of lost and planned hosts, and what the processes ``watched`` have gained."""
+def changes(job: Job, rounds: int, pause: float, watched: dict[str, psutil.Process]) -> list[dict[str, object]]:
+    """The times of lost and planned hosts and of steps, and what the processes ``watched`` have gained."""
     most = job.ranks * len(job.names)
     times: dict[str, list[float]] = {"a host is lost": [], "a host leaves": [], "a host comes": []}
     first: dict[str, Sample] = {}
+    begins = []
     for number in range(rounds):
+        begins.append(time.monotonic())
         victim = 1 + number % (len(job.names) - 1)
         job.offer([name for place, name in enumerate(job.names) if place != victim])
         begin = time.monotonic()
         if number % 2 == 0:
             job.kill(f"host-{victim}")
         times["a host leaves" if number % 2 else "a host is lost"].append(job.until_size(most - job.ranks, begin))
+        time.sleep(pause)
         begin = time.monotonic()
         job.offer(job.names)
         times["a host comes"].append(job.until_size(most, begin))
-        if number == 0:
+        time.sleep(pause)
+        if number == (rounds - 1) // 10:
             first = {name: Sample.of(process) for name, process in watched.items()}
     found = [record(name, seconds=statistics.median(some), note=f"{len(some)} times") for name, some in times.items()]
+    found += steps(job, most, begins)
     return found + [gain(name, first[name], Sample.of(process), rounds) for name, process in watched.items()]
+
+
+def steps(job: Job, most: int, begins: Sequence[float]) -> list[dict[str, object]]:
+    """The median step of the whole job in the first and in the last tenth of the rounds, which began at ``begins``."""
+    tenth = (len(begins) + 9) // 10
+    end = begins[tenth] if tenth < len(begins) else time.monotonic()
+    parts = {"first": (begins[0], end), "last": (begins[-tenth], time.monotonic())}
+    pairs = [(one, two) for one, two in pairwise(job.notes("steps")) if one["round"] == two["round"]]
+    records = []
+    for name, (begin, end) in parts.items():
+        inside = [(one, two) for one, two in pairs if two["size"] == most and begin <= one["time"] < end]
+        if inside:
+            seconds = statistics.median(two["time"] - one["time"] for one, two in inside)
+            records.append(record(f"a step, {name} tenth", seconds=seconds, note=f"{len(inside)} steps"))
+    return records
 
 
 def gain(name: str, first: Sample, last: Sample, rounds: int) -> dict[str, object]:
@@ -308,6 +340,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=8, help="network namespaces (default: 8)")
     parser.add_argument("--ranks", type=int, default=8, help="ranks on each of them (default: 8)")
     parser.add_argument("--rounds", type=int, default=4, help="hosts that go and come back (default: 4)")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of training after each change (default: 0)")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     add_json_argument(parser)
     arguments = parser.parse_args()
@@ -320,7 +353,7 @@ def main() -> None:
         except Unavailable as reason:
             parser.exit(1, f"no hosts in network namespaces: {reason}\n")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-")))
-        records = measure(stack.enter_context(Job(network, arguments.ranks, folder)), arguments.rounds)
+        records = measure(stack.enter_context(Job(network, arguments.ranks, folder)), arguments.rounds, arguments.pause)
     title = f"{arguments.hosts * arguments.ranks} ranks on {arguments.hosts} hosts"
     tabulate(title, records, arguments, ["allreduce: the slowest rank"])
 

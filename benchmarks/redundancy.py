@@ -4,7 +4,7 @@
     python -m benchmarks.redundancy --rate 1gbit --ranks 1
 
 The hosts are network namespaces of this machine, joined by a link of a limited rate: root only, and it needs iproute2.
-A step is one of AdamW on the MLP of benchmarks.training: 784-2048-2048-10, 23 MB of parameters, and twice as much state.
+A step is one of AdamW on the MLP of benchmarks.training: 784-2048-2048-10, 23 MB of parameters and twice as much state.
 The sides train in the same processes, turn by turn: no commit; a commit after each step with ``redundancy=0``, which
 keeps the parts of a rank on its own host; and with ``redundancy=1``, which sends them to the other host, too.
 """
