@@ -46,12 +46,14 @@ def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def records(ranks: int, model: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each number of busy processes and each side; in each launch all of them have a turn."""
+    """A row for each number of busy processes and each side; in each launch all of them have a turn, in another order."""
     seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for _ in range(arguments.launches):
+    for launch in range(arguments.launches):
+        first = launch % len(arguments.sides)
+        sides = arguments.sides[first:] + arguments.sides[:first]
         for busy in arguments.busy:
             with busy_processes(busy):
-                for side, of_steps, _ in take_turns(SIDES, ranks, model, OPTIMIZER, arguments):
+                for side, of_steps, _ in take_turns(sides, ranks, model, OPTIMIZER, arguments):
                     seconds[busy, side].extend(of_steps)
     median = {case: statistics.median(values) for case, values in seconds.items()}
     return [
@@ -60,10 +62,12 @@ def records(ranks: int, model: str, arguments: argparse.Namespace) -> list[dict[
             "ranks": ranks,
             "busy processes": busy,
             "side": side,
-            "ms a step": own * 1e3,
-            "speed of DDP's": median[busy, DDP] / own,
+            "ms a step": median[busy, side] * 1e3,
+            "speed of DDP's": median[busy, DDP] / median[busy, side],
         }
-        for (busy, side), own in median.items()
+        for busy in arguments.busy
+        for side in SIDES
+        if side in arguments.sides
     ]
 
 
@@ -81,9 +85,11 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2], help="busy processes (default: 0 1 2)")
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES, help="beside DDP (default: all)")
     add_job_arguments(parser)
     parser.set_defaults(ranks=[2, 4])
     arguments = parser.parse_args()
+    arguments.sides = [side for side in SIDES if side in {*arguments.sides, DDP}]
     found = [
         record for ranks in arguments.ranks for model in arguments.models for record in records(ranks, model, arguments)
     ]
