@@ -46,7 +46,7 @@ def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def records(ranks: int, model: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each number of busy processes and each side; in each launch all of them have a turn, in another order."""
+    """A row for each number of busy processes and each side; launches give them their turns in different orders."""
     seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
     for launch in range(arguments.launches):
         first = launch % len(arguments.sides)
