@@ -212,8 +212,10 @@ class Job:
         if path.exists():
             with path.open("rb") as file:
                 file.seek(self._read[name])
-                self._notes[name] += map(json.loads, file)
-                self._read[name] = file.tell()
+                # A reader may see a part of a line that is just written.
+                lines, end, _ = file.read().rpartition(b"\n")
+            self._notes[name] += map(json.loads, lines.splitlines())
+            self._read[name] += len(lines + end)
         return self._notes[name]
 
     def until(self, ready: Callable[[], Any], what: str) -> Any:
