@@ -158,8 +158,8 @@ LONGEST_SECONDS = 5.0
 class DeadlockDetector:
     """Asks the ranks of such calls where they stand: only they know whether they can still make another call.
 
-    ``statuses`` has the questions and the answers. ``deadline`` is the time of the next look, in
-    monotonic seconds; None when callers waited for one tensor or none at the last one.
+    ``statuses`` has the questions and the answers. ``deadline`` is the time of the next look, in monotonic seconds;
+    None when callers waited for one tensor or none at the last one.
     """
 
     def __init__(self, statuses: StatusTable) -> None:

@@ -74,9 +74,8 @@ class WorkerProcess:
     """Starts ``command`` under a guard, which ends it and all processes that it started when this process ends.
 
     ``stdout``, ``stderr`` and ``report`` are the reading ends of pipes, which the caller closes. The worker inherits
-    ``inherited`` and reads ``stdin``. The guard ends with the thread that makes this object: make it in the thread
-    that waits for it.
-    Raises OSError where no process can be started.
+    ``inherited`` and reads ``stdin``. The guard ends with the thread that makes this object: make it in the thread that
+    waits for it. Raises OSError where no process can be started.
     """
 
     def __init__(
