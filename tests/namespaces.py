@@ -9,8 +9,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 CLONE_NEWNET = 0x40000000  # setns(2)
 HOSTS = ("host-0", "host-1")
 RATE = "1gbit"
@@ -122,23 +120,6 @@ class Network:
             port = f"port-{number}"
             link = f"link add {port} netns {self._switch} master hub up type veth peer name {WIRE} netns {name}"
             _run("ip", "-n", self._switch, *link.split())
-
-
-@contextlib.contextmanager
-def network_or_skip():
-    """A :class:`Network`; the test is skipped where this machine can have none."""
-    try:
-        with Network() as network:
-            yield network
-    except Unavailable as reason:
-        pytest.skip(f"no hosts in network namespaces: {reason}")
-
-
-@pytest.fixture
-def network():
-    """Two hosts in network namespaces of this machine, for one test."""
-    with network_or_skip() as network:
-        yield network
 
 
 def _remove(names):

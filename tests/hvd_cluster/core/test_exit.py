@@ -12,7 +12,8 @@ from collectives.engine import shutdown
 from collectives.engine.shutdown import ProcessExit
 from executors.job.job import Job
 from executors.job.worlds import assign_ranks
-from tests.namespaces import HOSTS, network_or_skip
+from tests.namespaces import HOSTS
+from tests.networks import network_or_skip
 from tests.startup.sitecustomize import WHOLE_END
 
 

@@ -9,7 +9,7 @@ import pytest
 from executors.api import ExecutorError
 from hvd_cluster import run
 from tests.hvd_cluster.elastic.jobs import PATIENCE_SECONDS, assert_agreement
-from tests.namespaces import network as network  # a fixture
+from tests.networks import network as network  # a fixture
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -13,7 +13,8 @@ import pytest
 from autoscaler import processes_of
 
 from tests import startup
-from tests.namespaces import HOSTS, network_or_skip
+from tests.namespaces import HOSTS
+from tests.networks import network_or_skip
 
 # Ray sets variables when it is imported.
 pytestmark = [pytest.mark.leaves("descriptors", "environment", "processes"), pytest.mark.timeout(300)]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.hvd_cluster.torch.pool import Pool
-from tests.namespaces import network as network  # a fixture
+from tests.networks import network as network  # a fixture
 from tests.pool import by_value as by_value  # a fixture
 from tests.pool import fixtures
 

@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 
 from tests.collectives.engine.job import until
-from tests.namespaces import HOSTS, network_or_skip
+from tests.namespaces import HOSTS
+from tests.networks import network_or_skip
 
 VICTIMS = range(4)
 LATE = "before its hello"

@@ -12,7 +12,8 @@ import pytest
 
 from tests import sshd
 from tests.mpi import ALLREDUCE, mpirun
-from tests.namespaces import HOSTS, network_or_skip
+from tests.namespaces import HOSTS
+from tests.networks import network_or_skip
 
 ROOT = Path(__file__).parents[4]
 SECONDS = 60

@@ -9,7 +9,7 @@ import pytest
 
 from tests.mpi import environment, mpirun
 from tests.namespaces import ENTER_HOST, HOSTS
-from tests.namespaces import network as network  # a fixture
+from tests.networks import network as network  # a fixture
 
 SECONDS = 100
 NUMBERS = 1 << 20
