@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collectives.backends.nccl import bootstrap as nccl_bootstrap
     from collectives.backends.nccl import presence
     from collectives.buffers import Buffer, as_buffer, empty
-    from collectives.controller.agreement import name_ranks
+    from collectives.controller.agreement import name_ranks, with_ranks
     from collectives.controller.process_sets import GLOBAL
     from collectives.cores import usable_cores
     from collectives.engine import start
@@ -102,7 +102,7 @@ else:
             "NotInitializedError Operation PeerLostError ReduceOp RefusedCallError Request SettingsError "
             "ShutDownError Store Topology UnsupportedRequestError World override",
             "buffers": "Buffer as_buffer empty",
-            "controller.agreement": "name_ranks",
+            "controller.agreement": "name_ranks with_ranks",
             "controller.process_sets": "GLOBAL",
             "cores": "usable_cores",
             "engine.engine": "Engine",

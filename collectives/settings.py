@@ -100,23 +100,20 @@ class MpiChoice:
 class Settings:
     """The settings of the engine of a rank.
 
-    With ``tcp_tls`` the TCP connections that carry tensors are encrypted.
-    ``fusion_threshold`` is in bytes (0 means no fusion), ``cycle_time`` in seconds (None: by the number of cores),
-    ``cache_capacity`` in tensor names (0 means no cache).
-    ``hierarchical_allreduce`` and ``hierarchical_allgather`` are None where the hosts decide. With ``torus_allreduce``
-    tensors on GPUs go in stages, too, by NCCL in each of them. ``thread_affinity`` is
-    the core for the communication thread (None: any). A tensor that waits for ranks is reported every ``stall_warning``
-    seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the job. Without ``group_fusion`` the
-    tensors of a group travel apart from others. ``timeline`` is the path of the file for the timeline, "" for none, and
+    With ``tcp_tls`` the TCP connections that carry tensors are encrypted. ``fusion_threshold`` is in bytes (0 means no
+    fusion), ``cycle_time`` in seconds (None: by the number of cores), ``cache_capacity`` in tensor names (0 means no
+    cache). ``hierarchical_allreduce`` and ``hierarchical_allgather`` are None where the hosts decide. With
+    ``torus_allreduce`` tensors on GPUs go in stages, too, by NCCL in each of them. ``thread_affinity`` is the core for
+    the communication thread (None: any). A tensor that waits for ranks is reported every ``stall_warning`` seconds
+    (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the job. Without ``group_fusion`` the tensors
+    of a group travel apart from others. ``timeline`` is the path of the file for the timeline, "" for none, and
     ``timeline_mark_cycles`` says whether it has the decisions as cycles. ``autotune`` is None where the parameters are
     not tuned. Metrics are served at ``metrics_address`` and ``metrics_port``, which is that of this rank; 0 for none.
-    ``dashboard`` is the id of the job that shows a live page, and after an @ the address of its
-    store, if that is not the one of the job; "" for no page.
-    With ``xla_ops`` TensorFlow's compiled functions may have collectives. With ``keep_freed_memory`` malloc gives back
-    little to the kernel.
-    With ``async_completion`` the streams of a GPU wait for operations, without it the callers do.
-    ``gpu_operations`` is "nccl", the library for copies on the host, or "host": that for tensors on the host.
-    ``remarks`` are sentences for the user about variables that have no effect.
+    ``dashboard`` is the id of the job that shows a live page, and after an @ the address of its store, if that is not
+    the one of the job; "" for no page. With ``xla_ops`` TensorFlow's compiled functions may have collectives. With
+    ``keep_freed_memory`` malloc gives back little to the kernel. With ``async_completion`` the streams of a GPU wait
+    for operations, without it the callers do. ``gpu_operations`` is "nccl", the library for copies on the host, or
+    "host": that for tensors on the host. ``remarks`` are sentences for the user about variables that have no effect.
     """
 
     secret: bytes = field(default=b"", repr=False)

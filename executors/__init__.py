@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from collectives import facade
 
 if TYPE_CHECKING:
-    from executors.agents.local.processes import check_command, passed_on
+    from executors.agents.local.processes import check_command, heeded, passed_on
     from executors.agents.local.supervisor import Ended, Supervisor, Unheard, resolve_grace
     from executors.api import (
         CommandNotFoundError,
@@ -59,7 +59,7 @@ else:
     __getattr__ = facade(
         __name__,
         {
-            "agents.local.processes": "check_command passed_on",
+            "agents.local.processes": "check_command heeded passed_on",
             "agents.local.supervisor": "Ended Supervisor Unheard resolve_grace",
             "api": "CommandNotFoundError ExecutorError JobSecret PlacementError RemoteError StartTimeoutError "
             "WorkerError",

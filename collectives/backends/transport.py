@@ -123,8 +123,7 @@ class PointToPoint(Transport):
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
     ) -> None:
         size, here = self.group.size, self.group.position
-        outgoing = [source[part] for part in parts(send_counts or [source.size // size] * size)]
-        incoming = [destination[part] for part in parts(receive_counts or [destination.size // size] * size)]
+        outgoing, incoming = by_member(source, send_counts, size), by_member(destination, receive_counts, size)
         incoming[here][:] = outgoing[here]
         self._exchange_others(outgoing, incoming)
 
@@ -159,6 +158,11 @@ class PointToPoint(Transport):
         sends = [(other, outgoing[other]) for other in self.group.others if outgoing[other].size]
         receives = [(other, incoming[other]) for other in self.group.others if incoming[other].size]
         self.exchange(sends, receives)
+
+
+def by_member(data: Bytes, counts: Sequence[int], size: int) -> list[Bytes]:
+    """The part of each of ``size`` members in ``data``: of its count, or equal ones where there are no ``counts``."""
+    return [data[part] for part in parts(counts or [data.size // size] * size)]
 
 
 def parts(counts: Sequence[int]) -> list[slice]:

@@ -289,25 +289,26 @@ def describe_kinds(name: str, kinds: Mapping[int, str]) -> Disagreement:
     if name:
         return replace(_describe(name, "operation", kinds), tensor="")  # the kinds have different names
     text = (
-        f"the ranks call different operations, each without a name: {_compare(kinds)}. Call the same ones in the same "
-        "order on every rank, or give them names; further calls without names do not meet"
+        f"the ranks call different operations, each without a name: {with_ranks(kinds, '; ')}. Call the same ones in "
+        "the same order on every rank, or give them names; further calls without names do not meet"
     )
     return Disagreement(text, "operation", tuple(kinds.items()))
 
 
-def _compare(values: Mapping[int, Any]) -> str:
-    groups: dict[Any, list[int]] = {}
-    for rank, value in values.items():
-        groups.setdefault(value, []).append(rank)
-    return "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items())
-
-
 def _describe(name: str, aspect: str, values: Mapping[int, Any]) -> Disagreement:
     text = (
-        f"tensor {name!r}: the ranks disagree about the {aspect}: {_compare(values)}. "
+        f"tensor {name!r}: the ranks disagree about the {aspect}: {with_ranks(values, '; ')}. "
         f"Submit the same {aspect} under this name on every rank"
     )
     return Disagreement(text, aspect, tuple((rank, str(value)) for rank, value in values.items()), name)
+
+
+def with_ranks(values: Mapping[int, object], separator: str = ", ") -> str:
+    """``int32 on rank 0, float32 on ranks 1, 2``: each value of ``values``, rank -> value, once, with its ranks."""
+    groups: dict[object, list[int]] = {}
+    for rank, value in values.items():
+        groups.setdefault(value, []).append(rank)
+    return separator.join(f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items())
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

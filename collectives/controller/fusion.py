@@ -17,9 +17,9 @@ def plan(ready: Sequence[Response], threshold: int, isolate_groups: bool = False
     Only tensors that agree in process set, device, dtype, operation, op and scales share a batch; an allgather moves
     bytes, so there process set and device suffice. Its size is that of the result, else that of the tensor. A tensor
     joins the newest batch of its kind even when others lie between them (look-ahead): ready tensors do not depend on
-    each other. A tensor larger than the threshold has a batch of its own. All tensors of a group count as
-    ready with its first. With ``isolate_groups`` those of one kind are one batch of their own, of any size.
-    Batches keep the order of their first tensors.
+    each other. A tensor larger than the threshold has a batch of its own. All tensors of a group count as ready with
+    its first. With ``isolate_groups`` those of one kind are one batch of their own, of any size. Batches keep the order
+    of their first tensors.
     """
     if len(ready) == 1:
         return [list(ready)]

@@ -61,9 +61,9 @@ __all__ = [
 class Response:
     """A collective that every member agreed on.
 
-    ``id`` names the tensor from now on. ``request`` is that of the first member rank. ``sizes`` holds, in
-    set order, each member's first dimension (allgather) or the splits of all members, row by row (alltoall).
-    ``offers`` has the addresses of each member of a set that is added.
+    ``id`` names the tensor from now on. ``request`` is that of the first member rank. ``sizes`` holds, in set order,
+    each member's first dimension (allgather) or the splits of all members, row by row (alltoall). ``offers`` has the
+    addresses of each member of a set that is added.
     """
 
     id: int
@@ -123,9 +123,9 @@ class Together:
 class Run:
     """Coordinator to workers: run these batches, in this order. ``responses`` are new; ``forget`` are dropped ids.
 
-    ``begins_rounds``: after these batches, the ranks may agree among themselves, in rounds.
-    ``first`` is the number of the first batch in the order of all batches; the others follow. ``parameters`` hold from
-    this message on; None where every receiver has them.
+    ``begins_rounds``: after these batches, the ranks may agree among themselves, in rounds. ``first`` is the number of
+    the first batch in the order of all batches; the others follow. ``parameters`` hold from this message on; None where
+    every receiver has them.
     """
 
     batches: tuple[tuple[int, ...], ...]

@@ -40,8 +40,8 @@ class LocalLink(Link):
     """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
 
     ``stalls`` and ``deadlocks`` watch the tensors that wait in the coordinator, ``stragglers`` the ranks that others
-    wait for. ``statuses`` has questions to ranks, and gets the answers.
-    ``hosts`` are those of the ranks, and ``variable`` is the setting that bounds operations, both for messages.
+    wait for. ``statuses`` has questions to ranks, and gets the answers. ``hosts`` are those of the ranks, and
+    ``variable`` is the setting that bounds operations, both for messages.
     """
 
     def __init__(

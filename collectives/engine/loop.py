@@ -162,10 +162,8 @@ def _nothing() -> None:
 class EngineLoop:
     """Owns the channel, and runs what the ranks decide: through the ``bypass``, or in the ``negotiation``.
 
-    ``worker`` records the tensors that this rank submits.
-
-    ``queue`` has the requests of other threads. ``dispatch`` has the handlers of all messages, of which :meth:`stop` is
-    one. Any thread may set ``overdue``: messages have waited for
+    ``worker`` records the tensors that this rank submits. ``queue`` has the requests of other threads. ``dispatch`` has
+    the handlers of all messages, of which :meth:`stop` is one. Any thread may set ``overdue``: messages have waited for
     long. It is unset when they are heard.
     """
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from collectives.api import Operation
-from collectives.controller.agreement import Disagreement, name_ranks
+from collectives.controller.agreement import Disagreement, with_ranks
 from collectives.controller.coordinator import Coordinator
 from collectives.controller.kind_mismatch import is_certain
 from collectives.controller.waits import Key, Pending, RankStatus, cut
@@ -132,10 +132,7 @@ def _lacks(pending: Pending, key: Key, ranks: Collection[int]) -> bool:
 
 def _describe(waits: Mapping[int, Sequence[Key]]) -> Disagreement:
     values = {rank: _calls(keys) for rank, keys in waits.items()}
-    together: dict[str, list[int]] = {}
-    for rank, text in values.items():
-        together.setdefault(text, []).append(rank)
-    listed = "; ".join(f"{text} on {name_ranks(ranks)}" for text, ranks in together.items())
+    listed = with_ranks(values, "; ")
     change = remedy_of_calls(name for keys in waits.values() for _, name in keys)
     text = f"the ranks wait for each other in different calls, and none of them can go on: {listed}; {change}"
     return Disagreement(text, CALL_MISMATCH, tuple(values.items()))
@@ -158,8 +155,8 @@ LONGEST_SECONDS = 5.0
 class DeadlockDetector:
     """Asks the ranks of such calls where they stand: only they know whether they can still make another call.
 
-    ``statuses`` has the questions and the answers. ``deadline`` is the time of the next look, in
-    monotonic seconds; None when callers waited for one tensor or none at the last one.
+    ``statuses`` has the questions and the answers. ``deadline`` is the time of the next look, in monotonic seconds;
+    None when callers waited for one tensor or none at the last one.
     """
 
     def __init__(self, statuses: StatusTable) -> None:

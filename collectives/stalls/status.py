@@ -157,8 +157,8 @@ class StatusProbe:
     """Looks at the thread of this process that calls collectives, and passes the answer to ``send``.
 
     ``callers`` returns the threads that have made calls, by their identifiers, and whether each is inside of one.
-    ``worker`` knows whether rank 0 has still to hear of calls that were made.
-    ``wake`` lets the thread that drives call :meth:`look` soon. Both methods are for that thread.
+    ``worker`` knows whether rank 0 has still to hear of calls that were made. ``wake`` lets the thread that drives call
+    :meth:`look` soon. Both methods are for that thread.
     """
 
     def __init__(

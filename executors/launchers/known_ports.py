@@ -13,8 +13,8 @@ import shutil
 import socket
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -116,14 +116,21 @@ def _make(path: Path) -> None:
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with drafted(path, secrets.token_bytes(KEY_BYTES)) as draft:
+        os.link(draft, path)
+
+
+@contextmanager
+def drafted(path: Path, content: bytes) -> Iterator[Path]:
+    """A new file beside ``path`` with ``content``, which only this user can read; removed unless the block moves it."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-        os.link(draft, path)
+            file.write(content)
+        yield draft
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"

@@ -1,4 +1,4 @@
-"""Pure: the place of this process in a job of a launcher that is not ours, and how its ranks find rank 0."""
+"""The place of this process in a job of a launcher that is not ours, and how its ranks find rank 0: the interfaces."""
 
 from __future__ import annotations
 

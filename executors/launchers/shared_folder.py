@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from collectives import CollectiveTimeoutError, SettingsError, attempts
-from executors.launchers.known_ports import RendezvousOffer, find, serve
+from executors.launchers.known_ports import RendezvousOffer, drafted, find, serve
 from executors.launchers.place import Found, Led
 
 FOLDER = "HOROVOD_RENDEZVOUS_FOLDER"
@@ -63,15 +62,8 @@ def _read(path: Path) -> bytes:
 
 def _write(path: Path, content: bytes) -> None:
     """At once for its readers."""
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+    with drafted(path, content) as draft:
         os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def _remove(path: Path, content: bytes) -> None:

@@ -1,4 +1,7 @@
-"""Pure: the launchers that are not ours, in the order of the search."""
+"""Pure: the launchers that are not ours, in the order of the search.
+
+A batch system that only names hosts, and starts no rank on each, has its place in ``allocation.py`` instead.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from types import FrameType
 from typing import NoReturn
 
 from collectives import LOG_LEVELS, descriptors
@@ -22,6 +21,7 @@ from executors import (
     ExecutorError,
     WorkerError,
     allocation_of,
+    heeded,
     interface_variables,
     release_consoles,
     resolve_grace,
@@ -42,6 +42,8 @@ Launch = Callable[[], int]
 NOT_FOUND = 127
 # A shell says 128 + n for a command that signal n ended.
 BY_SIGNAL = 128
+LEAVING = (signal.SIGTERM, signal.SIGHUP)
+"""The signals that raise an exception, as Ctrl-C does, so that the workers are ended in good order."""
 # How each argument is written here.
 WRITTEN = {name: f"--{name.replace('_', '-')}" for name in (option.name for option in fields(PlaceArguments))}
 WRITTEN |= {"hosts": "-H", "slots": "--slots-per-host", "ssh_port": "-p", "ssh_identity_file": "-i"}
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     line = read_command_line(argv)
     launch = _launch(line)
     try:
-        with descriptors.raised_limit(), _signals_raise(), _log_shown(line["log_level"] or "INFO"):
+        with descriptors.raised_limit(), heeded(LEAVING, _leave), _log_shown(line["log_level"] or "INFO"):
             return _run(launch)
     finally:
         release_consoles()
@@ -103,21 +105,6 @@ def _status(exit_code: int | None) -> int:
     return exit_code if exit_code >= 0 else BY_SIGNAL - exit_code
 
 
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise an exception, as Ctrl-C does, so that the workers are ended in good order.
-
-    An ignored signal, such as SIGHUP under nohup, stays ignored.
-    """
-    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, _leave) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 class _Console(logging.Handler):
     """Writes each record as a line with the name hvdrun."""
 
@@ -141,7 +128,7 @@ def _log_shown(level: str) -> Iterator[None]:
             log.setLevel(own)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _leave(number: int) -> NoReturn:
     raise SystemExit(BY_SIGNAL + number)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
-from collectives import name_ranks
+from collectives import name_ranks, with_ranks
 
 Names: TypeAlias = tuple[str, ...]
 _SAME_MODEL = "give all ranks the same model"
@@ -81,7 +81,7 @@ def difference(models: Mapping[int, Model]) -> str | None:
     first = next(iter(models.values()))
     if len({model.groups for model in models.values()}) > 1:
         said = {rank: model.groups or "neither groups nor sharded" for rank, model in models.items()}
-        return f"the ranks have {_listed(said)}; give DistributedOptimizer the same arguments on all ranks"
+        return f"the ranks have {with_ranks(said)}; give DistributedOptimizer the same arguments on all ranks"
     place = _first_difference(models)
     if place is None or (_match_by_position(models) and not _are_in_other_order(models)):
         return None
@@ -101,9 +101,9 @@ def _described(noun: str, place: int, found: Mapping[int, Entry | None]) -> str:
     names = {None if entry is None else entry.name for entry in found.values()}
     if len(names) == 1:
         kinds = {rank: entry.kind for rank, entry in found.items() if entry is not None}
-        return f"the {noun} {next(iter(names))!r}, number {place}, is {_listed(kinds)}; {_SAME_MODEL}"
+        return f"the {noun} {next(iter(names))!r}, number {place}, is {with_ranks(kinds)}; {_SAME_MODEL}"
     texts = {rank: "absent" if entry is None else f"{entry.name!r}, {entry.kind}," for rank, entry in found.items()}
-    return f"the {noun} number {place} is {_listed(texts)}; {_SAME_MODEL}, with its {noun}s in the same order"
+    return f"the {noun} number {place} is {with_ranks(texts)}; {_SAME_MODEL}, with its {noun}s in the same order"
 
 
 def _first_difference(models: Mapping[int, Model]) -> int | None:
@@ -128,13 +128,6 @@ def _are_in_other_order(models: Mapping[int, Model]) -> bool:
         if any(known.setdefault(name, places) != places for name, places in own.items()):
             return True
     return False
-
-
-def _listed(texts: Mapping[int, str]) -> str:
-    groups: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        groups.setdefault(text, []).append(rank)
-    return ", ".join(f"{text} on {name_ranks(ranks)}" for text, ranks in groups.items())
 
 
 class Told(NamedTuple):
@@ -179,6 +172,6 @@ def crossed(used: Mapping[int, str]) -> str:
     """The text of the error where ranks use different models that all of them have; ``used``: the one of each rank."""
     texts = {rank: f"that with {text}" for rank, text in sorted(used.items())}
     return (
-        f"the ranks combine the gradients of different models at the same time: {_listed(texts)}; let all ranks step "
-        "their optimizers, or take the gradients of their tapes, in the same order"
+        f"the ranks combine the gradients of different models at the same time: {with_ranks(texts)}; let all ranks "
+        "step their optimizers, or take the gradients of their tapes, in the same order"
     )

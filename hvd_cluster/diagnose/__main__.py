@@ -1,4 +1,4 @@
-"""Pure: versions, limits and trials -> text, or data for JSON."""
+"""``python -m hvd_cluster.diagnose``: versions, limits and a trial of each backend, as text or as JSON."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from collectives import InvalidRequestError, name_ranks
+from collectives import InvalidRequestError, name_ranks, with_ranks
 from hvd_cluster.ops.rank_copies import CopyId, RowId
 
 Layout = Sequence[tuple[str, str]]
@@ -60,7 +60,7 @@ def check_versions(versions: Mapping[int, str]) -> None:
     """InvalidRequestError, the same on all ranks, unless all ranks (rank -> version) have one version."""
     if len(set(versions.values())) > 1:
         raise InvalidRequestError(
-            f"the ranks run different versions: {_listed(versions)}; install one version of hvd-cluster on all hosts"
+            f"the ranks run different versions: {with_ranks(versions)}; install one version of hvd-cluster on all hosts"
         )
 
 
@@ -74,27 +74,15 @@ def difference(layouts: Mapping[int, Layout]) -> str | None:
     ranks = sorted(layouts)
     for entries in zip_longest(*(layouts[rank] for rank in ranks)):
         if len(set(entries)) > 1:
-            found = {
-                rank: "nothing more" if entry is None else _described(entry) for rank, entry in _zip(ranks, entries)
-            }
-            return f"the states of the ranks differ, first in {_listed(found)}; make the same state on all ranks"
+            texts = ["nothing more" if entry is None else _described(entry) for entry in entries]
+            found = dict(zip(ranks, texts, strict=True))
+            return f"the states of the ranks differ, first in {with_ranks(found)}; make the same state on all ranks"
     return None
-
-
-def _zip(ranks: Sequence[int], entries: Sequence[tuple[str, str] | None]) -> list[tuple[int, tuple[str, str] | None]]:
-    return list(zip(ranks, entries, strict=True))
 
 
 def _described(entry: tuple[str, str]) -> str:
     name, description = entry
     return f"{name}: {description}"
-
-
-def _listed(texts: Mapping[int, str]) -> str:
-    groups: dict[str, list[int]] = {}
-    for rank, text in sorted(texts.items()):
-        groups.setdefault(text, []).append(rank)
-    return ", ".join(f"{text} on {name_ranks(ranks)}" for text, ranks in groups.items())
 
 
 def need_rows(reports: Sequence[StateReport]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
-from collectives import name_ranks
+from collectives import with_ranks
 from hvd_cluster.comparison.twins import ModelPlace
 from hvd_cluster.gradients.duplicate_names import Proposal
 
@@ -70,7 +70,7 @@ def differences(names: Sequence[str], layouts: Layouts) -> str | None:
     ranks = [rank for rank, _ in layouts]
     if len({len(entries) for _, entries in layouts}) > 1:
         lengths = [f"{len(entries)} parameters" for _, entries in layouts]
-        return f"the bucket has {_listed(lengths, ranks)}; {_SAME_SIZE}"
+        return f"the bucket has {with_ranks(dict(zip(ranks, lengths, strict=True)))}; {_SAME_SIZE}"
     for name, kinds, counts in zip(names, _columns(layouts, 0), _columns(layouts, 1), strict=True):
         if len(set(counts)) > 1:
             said, remedy = [f"of {count} elements" for count in counts], _SAME_SIZE
@@ -80,7 +80,7 @@ def differences(names: Sequence[str], layouts: Layouts) -> str | None:
             said, remedy = [_described(kind) for kind in kinds], _SAME_KIND
         else:
             continue
-        return f"the gradient of {name!r} is {_listed(said, ranks)}; {remedy}"
+        return f"the gradient of {name!r} is {with_ranks(dict(zip(ranks, said, strict=True)))}; {remedy}"
     return None
 
 
@@ -100,10 +100,3 @@ def _columns(layouts: Layouts, aspect: int) -> Iterator[tuple[int, ...]]:
 
 def _described(kind: int) -> str:
     return _DESCRIPTIONS.get(kind, f"sparse in {kind} dimension{'s' * (kind != 1)}")
-
-
-def _listed(descriptions: Iterable[str], ranks: Iterable[int]) -> str:
-    groups: dict[str, list[int]] = {}
-    for description, rank in zip(descriptions, ranks, strict=True):
-        groups.setdefault(description, []).append(rank)
-    return ", ".join(f"{description} on {name_ranks(members)}" for description, members in groups.items())

@@ -16,7 +16,7 @@ from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.objects import allgather_object, broadcast_object
 from hvd_cluster.ops.structures import broadcast_structure, mapped, named, paired, plain
 from hvd_cluster.torch.mpi_ops import broadcast_async_
-from hvd_cluster.torch.operations.operands import run_all
+from hvd_cluster.torch.operations.calls import run_all
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 from hvd_cluster.torch.optimizer.sharded import ShardedOptimizer
 

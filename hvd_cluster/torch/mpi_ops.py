@@ -35,7 +35,7 @@ from hvd_cluster.torch.operations.broadcast import (
     broadcast_async,
     broadcast_async_,
 )
-from hvd_cluster.torch.operations.operands import barrier, join, poll, synchronize
+from hvd_cluster.torch.operations.calls import barrier, join, poll, synchronize
 from hvd_cluster.torch.operations.reducescatter import (
     HorovodGroupedReducescatter,
     HorovodReducescatter,

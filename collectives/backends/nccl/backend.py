@@ -70,8 +70,8 @@ class NcclBackend(Backend):
     waits for the GPU. NCCL adds 16-bit floats in 16 bits, so a sum is rounded once for each member.
 
     ``timeout`` bounds the time of an operation, in seconds. With ``settles_early`` the streams of callers wait for an
-    operation, without it the callers do. ``absence`` says why there is no such backend on this or
-    another member; empty where there is.
+    operation, without it the callers do. ``absence`` says why there is no such backend on this or another member; empty
+    where there is.
     """
 
     name = "nccl"

@@ -87,15 +87,14 @@ class BarrierDisagreement(Exception):
 
 
 class ShmBarrier:
-    """One rank's end of a barrier among the ranks of ``group``, over ``memory`` (zeroed, gate_bytes(size) bytes).
+    """One rank's end of a barrier among the ranks of ``group``, over ``memory`` (zeroed, barrier_bytes(size) bytes).
 
     A crossing has two halves, so that work fits between them: :meth:`arrive` announces this rank, :meth:`wait` returns
     when all ranks have arrived. Then every rank sees what the others wrote before they arrived: the stores of x86-64
     stay in order, and :meth:`arrive` takes a lock as a fence. The low half of a rank's word is the number of the
     crossing, the high half the value that the rank arrived with. The next word is the core that the rank ran on, the
-    one after it the value of :meth:`show`.
-    Sleeping ranks sleep on the *wake word*. ``crowded``: the host has more ranks than cores. ``on_wait`` is called
-    while a crossing takes long, unless it was announced by :meth:`ask`.
+    one after it the value of :meth:`show`. Sleeping ranks sleep on the *wake word*. ``crowded``: the host has more
+    ranks than cores. ``on_wait`` is called while a crossing takes long, unless it was announced by :meth:`ask`.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], group: Group, timeout: float, crowded: bool) -> None:
@@ -202,7 +201,7 @@ class ShmBarrier:
         return False
 
     def ask(self, value: int, waiting: OnMissing, agreed: Call) -> None:
-        """Arrive at the next crossing with ``value``; the wait raises Disagreement if another rank has another value.
+        """Arrive at the next crossing with ``value``; the wait raises BarrierDisagreement for another value of a rank.
 
         It raises at once, without waiting for the other ranks. A rank with another value must not arrive again before
         all ranks know of the disagreement. While it waits it calls ``waiting`` every few milliseconds with the ranks

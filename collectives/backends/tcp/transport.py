@@ -17,7 +17,7 @@ from collectives.backends.tcp.mesh import Mesh
 from collectives.backends.tcp.pump import Pump
 from collectives.backends.tcp.reducing import Data, SliceReduction, scratch_shape
 from collectives.backends.tcp.star import HUB, Hub, Spoke
-from collectives.backends.transport import Message, PointToPoint, parts
+from collectives.backends.transport import Message, PointToPoint, by_member
 from collectives.kernels.reduction import ReductionKernel
 
 CHAIN = 1 << 17
@@ -106,8 +106,7 @@ class TcpTransport(PointToPoint):
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
     ) -> None:
         size, here = self.group.size, self.group.position
-        outgoing = [source[part] for part in parts(send_counts or [source.size // size] * size)]
-        incoming = [destination[part] for part in parts(receive_counts or [destination.size // size] * size)]
+        outgoing, incoming = by_member(source, send_counts, size), by_member(destination, receive_counts, size)
         self.trade(
             {other: (outgoing[other].data,) for other in self._links if outgoing[other].size},
             {other: (incoming[other].data,) for other in self._links if incoming[other].size},

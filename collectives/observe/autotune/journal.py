@@ -30,8 +30,8 @@ class Journal:
     """Writes a row for each trial into the file at ``path``, at once; "" for none.
 
     The file is replaced, unless it ``goes_on``; then it is opened for the first row, because a lost rank 0 may hold it
-    until its process has ended. A file that cannot be written, or to which another job writes, is
-    logged once, and the search goes on without it.
+    until its process has ended. A file that cannot be written, or to which another job writes, is logged once, and the
+    search goes on without it.
     """
 
     def __init__(self, path: str, goes_on: bool = False) -> None:

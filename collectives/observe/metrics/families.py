@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from collectives.engine.counters import SetCounts
 from collectives.observe.metrics.values import Metrics
 
-LABELS = ("rank", "process_set", "operation", "cause")
-"""All labels; a family has some of them."""
-
 
 @dataclass(frozen=True, slots=True)
 class Family:

@@ -82,9 +82,9 @@ class Arrived:
 class Spans:
     """Makes records of the events of rank ``rank``, which :meth:`add` expects in the order of their times.
 
-    ``shift`` seconds are added to each time. The owner may change it: time never goes back. With
-    ``mark_cycles``, each decision is an instant, as a cycle is in Horovod. ``series`` tells the arrows
-    from those of other timelines in one file.
+    ``shift`` seconds are added to each time. The owner may change it: time never goes back. With ``mark_cycles``, each
+    decision is an instant, as a cycle is in Horovod. ``series`` tells the arrows from those of other timelines in one
+    file.
     """
 
     def __init__(self, rank: int, mark_cycles: bool = False, shift: float = 0.0, series: str = "") -> None:

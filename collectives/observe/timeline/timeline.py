@@ -66,9 +66,9 @@ class RecordSink(Protocol):
 class Timeline:
     """Records the events of rank ``rank`` into the sink that ``open_sink`` returns on the thread of the timeline.
 
-    ``open_sink`` gets a function that says whether it shall give up, because the timeline is closed.
-    ``series`` tells its arrows from those of others in one file.
-    A sink that fails is logged, once, and ends the recording. All methods may be called from any thread.
+    ``open_sink`` gets a function that says whether it shall give up, because the timeline is closed. ``series`` tells
+    its arrows from those of others in one file. A sink that fails is logged, once, and ends the recording. All methods
+    may be called from any thread.
     """
 
     def __init__(

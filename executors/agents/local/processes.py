@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 from collectives import descriptors
 from executors.api import CommandNotFoundError
@@ -32,19 +31,20 @@ def check_command(program: str, environment: Mapping[str, str], host: str = "") 
 PASSED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
+def passed_on(pass_on: Callable[[int], None]) -> AbstractContextManager[None]:
+    """Call ``pass_on(number)``, which must not wait, for each of PASSED, as :func:`heeded` does."""
+    return heeded(PASSED, pass_on)
+
+
 @contextmanager
-def passed_on(pass_on: Callable[[int], None]) -> Iterator[None]:
-    """Call ``pass_on(number)``, which must not wait, for each of PASSED, in the main thread.
+def heeded(numbers: Iterable[int], heed: Callable[[int], object]) -> Iterator[None]:
+    """Call ``heed(number)`` for each of the signals ``numbers`` that comes while the main thread is in the block.
 
     A signal that is ignored stays so, such as SIGHUP under nohup. In another thread, signals are as they were.
     """
-
-    def heed(number: int, frame: FrameType | None) -> None:
-        pass_on(number)
-
     is_main = threading.current_thread() is threading.main_thread()
-    heeded = [number for number in PASSED if is_main and signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, heed) for number in heeded}
+    found = [number for number in numbers if is_main and signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, lambda number, _: heed(number)) for number in found}
     try:
         yield
     finally:
@@ -74,9 +74,8 @@ class WorkerProcess:
     """Starts ``command`` under a guard, which ends it and all processes that it started when this process ends.
 
     ``stdout``, ``stderr`` and ``report`` are the reading ends of pipes, which the caller closes. The worker inherits
-    ``inherited`` and reads ``stdin``. The guard ends with the thread that makes this object: make it in the thread
-    that waits for it.
-    Raises OSError where no process can be started.
+    ``inherited`` and reads ``stdin``. The guard ends with the thread that makes this object: make it in the thread that
+    waits for it. Raises OSError where no process can be started.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Pure: the end of a worker process -> its failure, in words."""
+"""Starts the worker processes of this host, tells their events, ends all of them; and the end of one, in words.
+
+The events go to the program of a job, :mod:`executors.agents.local.job`, or from an agent to its driver.
+"""
 
 from __future__ import annotations
 

@@ -199,6 +199,7 @@ class ElasticRayJob(LiveJob, Events):
         self._hear_of_departures()
 
     def _hear_of_departures(self) -> None:
+        """Ray has announced when nodes will be gone, such as at a preemption: their workers hand over before."""
         for node, seconds in self._departures.news().items():
             name = self._names.name(node)
             if name is not None:

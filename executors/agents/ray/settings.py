@@ -24,9 +24,9 @@ class MiniSettings:
 
     ``timeout_s`` bounds the start of the workers, ``placement_group_timeout_s`` the wait for free resources. ``nics``
     are the network interfaces to use; empty means any. ``discovery`` is for an elastic job with
-    ``override_discovery=False``. RayExecutor sets ``elastic`` and ``dashboard``. ``verbose``,
-    ``ssh_port`` and ``ssh_identity_file`` are Horovod's and have no use: Ray starts the workers, and the levels of
-    ``logging`` choose what is logged. Setting a value that cannot be used raises ValueError.
+    ``override_discovery=False``. RayExecutor sets ``elastic`` and ``dashboard``. ``verbose``, ``ssh_port`` and
+    ``ssh_identity_file`` are Horovod's and have no use: Ray starts the workers, and the levels of ``logging`` choose
+    what is logged. Setting a value that cannot be used raises ValueError.
     """
 
     timeout_s: float = 30

@@ -1,8 +1,8 @@
 """The rows of ``run_on_dataframe``: a feeder for the tasks, and the function that opens the shard in the workers.
 
-Spark knows only that these are arrays, and each rank sees its own rows. The first rank
-that has a row publishes its numbers, and the others compare theirs. So no rank waits for a rank without rows, and no
-rank reads a row that does not fit the others.
+The type of a column of arrays does not say how long they are, and each rank sees its own rows. So the first rank that
+has a row publishes the lengths, and the others compare theirs: no rank waits for a rank without rows, and no rank reads
+a row that does not fit the others.
 """
 
 from __future__ import annotations

@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, c_bool, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ubyte, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 from collectives import EngineError
-
-Pointer: TypeAlias = "int | None"
-"""An address in this process, as ctypes passes it to a callback."""
 
 CREATE = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 RUN_ASYNC = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_void_p)

@@ -14,7 +14,7 @@ from hvd_cluster.ops.arguments import reduction, require_sparse_op
 from hvd_cluster.ops.backward import name_of_backward, own_rows
 from hvd_cluster.ops.submission import Handle, HandleGroup, run, start
 from hvd_cluster.torch.operations.allreduce import allreduce, grouped_allreduce
-from hvd_cluster.torch.operations.operands import (
+from hvd_cluster.torch.operations.calls import (
     apply,
     backward_of_group,
     collective,

@@ -14,7 +14,7 @@ from hvd_cluster.ops.arguments import Reduction, reduction
 from hvd_cluster.ops.backward import name_of_backward, require_linear
 from hvd_cluster.ops.submission import Handle, HandleGroup, run, start
 from hvd_cluster.torch.compression import Compression
-from hvd_cluster.torch.operations.operands import (
+from hvd_cluster.torch.operations.calls import (
     apply,
     backward_of_group,
     collective,

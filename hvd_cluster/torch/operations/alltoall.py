@@ -12,7 +12,7 @@ from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import as_splits
 from hvd_cluster.ops.backward import name_of_backward
 from hvd_cluster.ops.submission import Handle, run, start
-from hvd_cluster.torch.operations.operands import apply, collective, is_recorded
+from hvd_cluster.torch.operations.calls import apply, collective, is_recorded
 from hvd_cluster.torch.tensors import of_other_shape, require_tensor, with_splits
 
 Splits: TypeAlias = "Sequence[int] | torch.Tensor | None"

@@ -18,7 +18,7 @@ from hvd_cluster.ops.backward import name_of_backward, scatter_factor
 from hvd_cluster.ops.submission import Handle, HandleGroup, run, start
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import allgather, grouped_allgather
-from hvd_cluster.torch.operations.operands import (
+from hvd_cluster.torch.operations.calls import (
     apply,
     backward_of_group,
     collective,

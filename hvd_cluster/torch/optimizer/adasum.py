@@ -23,7 +23,7 @@ from hvd_cluster.ops import arrays
 from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.ops.submission import run
-from hvd_cluster.torch.operations.operands import start_group, synchronize
+from hvd_cluster.torch.operations.calls import start_group, synchronize
 from hvd_cluster.torch.optimizer.inventory import Names, complete_names, groups_of, model_of
 from hvd_cluster.torch.optimizer.transfers import is_same_list
 from hvd_cluster.torch.tensors import in_place

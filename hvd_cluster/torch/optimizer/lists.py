@@ -16,7 +16,7 @@ from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.ops.refusals import refusing
 from hvd_cluster.ops.submission import Handle, HandleGroup, start
 from hvd_cluster.torch.operations.allgather import sparse_allreduce_async
-from hvd_cluster.torch.operations.operands import run_all, start_group
+from hvd_cluster.torch.operations.calls import run_all, start_group
 from hvd_cluster.torch.tensors import in_place
 
 

@@ -27,7 +27,7 @@ from hvd_cluster.ops.arrays import gathered
 from hvd_cluster.ops.refusals import refuse
 from hvd_cluster.ops.submission import Handle, HandleGroup, start, start_group
 from hvd_cluster.torch.operations.allgather import sparse_allreduce_async
-from hvd_cluster.torch.operations.operands import synchronize
+from hvd_cluster.torch.operations.calls import synchronize
 from hvd_cluster.torch.optimizer.rows import Portions
 from hvd_cluster.torch.optimizer.transfers import (
     Bucket,

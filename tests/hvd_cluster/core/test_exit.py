@@ -12,7 +12,8 @@ from collectives.engine import shutdown
 from collectives.engine.shutdown import ProcessExit
 from executors.job.job import Job
 from executors.job.worlds import assign_ranks
-from tests.namespaces import HOSTS, Network, Unavailable
+from tests.namespaces import HOSTS
+from tests.networks import network_or_skip
 from tests.startup.sitecustomize import WHOLE_END
 
 
@@ -96,15 +97,12 @@ def test_a_script_on_two_hosts_ends_while_a_large_allreduce_is_in_flight(tmp_pat
     """It is a pipeline of stages, whose threads must outlive the interpreter's own end of thread pools."""
     script = tmp_path / "train.py"
     script.write_text(IN_FLIGHT)
-    try:
-        with Network() as network:
-            for attempt in range(2):
-                submitted = tmp_path / f"submitted-{attempt}"
-                submitted.mkdir()
-                for code, output in run_on_hosts(network, [str(script), str(submitted)]):
-                    assert (code, "Traceback" in output) == (0, False), output
-    except Unavailable as reason:
-        pytest.skip(f"no hosts in network namespaces: {reason}")
+    with network_or_skip() as network:
+        for attempt in range(2):
+            submitted = tmp_path / f"submitted-{attempt}"
+            submitted.mkdir()
+            for code, output in run_on_hosts(network, [str(script), str(submitted)]):
+                assert (code, "Traceback" in output) == (0, False), output
 
 
 def run_on_hosts(network, arguments):

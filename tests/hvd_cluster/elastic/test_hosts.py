@@ -9,7 +9,7 @@ import pytest
 from executors.api import ExecutorError
 from hvd_cluster import run
 from tests.hvd_cluster.elastic.jobs import PATIENCE_SECONDS, assert_agreement
-from tests.namespaces import Network, Unavailable
+from tests.networks import network as network  # a fixture
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -180,15 +180,6 @@ def test_remote_shells_that_are_refused(remote_shell):
 def test_a_remote_shell_without_hosts():
     with pytest.raises(ValueError, match="remote_shell is for other hosts; give one of hosts, hostfile"):
         run(os.getpid, remote_shell="ssh")
-
-
-@pytest.fixture
-def network():
-    try:
-        with Network() as network:
-            yield network
-    except Unavailable as reason:
-        pytest.skip(f"no hosts in network namespaces: {reason}")
 
 
 def test_a_host_behind_a_cut_link(on_hosts, offer, network):

@@ -13,7 +13,8 @@ import pytest
 from autoscaler import processes_of
 
 from tests import startup
-from tests.namespaces import HOSTS, Network, Unavailable
+from tests.namespaces import HOSTS
+from tests.networks import network_or_skip
 
 # Ray sets variables when it is imported.
 pytestmark = [pytest.mark.leaves("descriptors", "environment", "processes"), pytest.mark.timeout(300)]
@@ -95,12 +96,12 @@ def test_ranks_on_two_nodes_find_each_other(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    with tempfile.TemporaryDirectory(prefix="hvd-") as folder:
-        try:
-            with Network() as network, two_nodes(network, folder):
-                out = run_on(network, HOSTS[0], [sys.executable, str(script), f"{network.address}:{PORT}"])
-        except Unavailable as error:
-            pytest.skip(str(error))
+    with (
+        tempfile.TemporaryDirectory(prefix="hvd-") as folder,
+        network_or_skip() as network,
+        two_nodes(network, folder),
+    ):
+        out = run_on(network, HOSTS[0], [sys.executable, str(script), f"{network.address}:{PORT}"])
     values = ast.literal_eval(out)
     assert [value[:3] for value in values] == [(0, 2, 11.0), (1, 2, 11.0)]
     assert {value[3] for value in values} == {"10.77.0.1", "10.77.0.2"}

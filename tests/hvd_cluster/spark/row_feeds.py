@@ -4,8 +4,9 @@ import os
 from contextlib import contextmanager
 from unittest import mock
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DoubleType, FloatType, LongType, StructField, StructType
 
 from collectives.store.memory import MemoryStore
 from executors.agents.spark.plan import FeedingTask
@@ -53,3 +54,16 @@ def never():
 
 def batch(**columns):
     return pa.record_batch(columns)
+
+
+NUMBERED = {"x": FloatType(), "y": DoubleType(), "id": LongType()}
+"""The schema of :func:`numbered`."""
+
+
+def numbered(*sizes):
+    """Batches of these sizes; the rows are numbered through all of them."""
+    first = 0
+    for size in sizes:
+        ids = np.arange(first, first + size)
+        yield batch(x=ids.astype(np.float32), y=ids * 2.0, id=ids)
+        first += size

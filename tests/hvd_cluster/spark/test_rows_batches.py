@@ -13,22 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, LongType
-from row_feeds import batch, feed_of, inherited, never, opened, rows_of, shard_of
+from row_feeds import NUMBERED, batch, feed_of, inherited, never, numbered, opened, rows_of, shard_of
 
 from executors.api import ExecutorError
 from hvd_cluster.spark.rows import order
 
-SCHEMA = {"x": FloatType(), "y": DoubleType(), "id": LongType()}
 PATIENCE = 30
-
-
-def numbered(*sizes):
-    """Batches of these sizes; the rows are numbered through all of them."""
-    first = 0
-    for size in sizes:
-        ids = np.arange(first, first + size)
-        yield batch(x=ids.astype(np.float32), y=ids * 2.0, id=ids)
-        first += size
 
 
 @pytest.fixture
@@ -61,7 +51,7 @@ def flat(batches):
     chunk=st.integers(1, 300),
 )
 def test_every_row_comes_once_an_epoch(sizes, batch_size, shuffle, validation, seed, window, chunk):
-    rows = rows_of(SCHEMA, "id", batch_size=batch_size, shuffle=shuffle, validation=validation, seed=seed)
+    rows = rows_of(NUMBERED, "id", batch_size=batch_size, shuffle=shuffle, validation=validation, seed=seed)
     with (
         tempfile.TemporaryDirectory() as folder,
         windows(window, chunk),
@@ -80,13 +70,13 @@ def test_every_row_comes_once_an_epoch(sizes, batch_size, shuffle, validation, s
 
 
 def test_without_shuffle_the_order_is_that_of_the_partition(tmp_path, small_windows):
-    with shard_of(rows_of(SCHEMA, "id", batch_size=7), tmp_path, numbered(10, 30, 1)) as shard:
+    with shard_of(rows_of(NUMBERED, "id", batch_size=7), tmp_path, numbered(10, 30, 1)) as shard:
         for _ in range(2):
             assert flat(ids_of(shard)) == list(range(41))
 
 
 def orders(tmp_path, epochs=3, rank=0, **options):
-    with shard_of(rows_of(SCHEMA, "id", **options), tmp_path, numbered(50, 50), rank) as shard:
+    with shard_of(rows_of(NUMBERED, "id", **options), tmp_path, numbered(50, 50), rank) as shard:
         return [flat(ids_of(shard)) for _ in range(epochs)]
 
 
@@ -117,7 +107,7 @@ def test_the_first_epoch_streams(tmp_path):
         assert taken.wait(PATIENCE)
         yield batch(x=np.zeros(3, np.float32), y=np.zeros(3), id=np.arange(10, 13))
 
-    with opened(rows_of(SCHEMA, "id", batch_size=4), tmp_path) as (feed, shard), feeding(feed, slowly()):
+    with opened(rows_of(NUMBERED, "id", batch_size=4), tmp_path) as (feed, shard), feeding(feed, slowly()):
         batches = iter(shard)
         assert [next(batches)[1].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         taken.set()
@@ -126,7 +116,7 @@ def test_the_first_epoch_streams(tmp_path):
 
 def test_the_first_epoch_streams_where_it_is_shuffled(tmp_path):
     """A small part of a window is enough for the first batches; what follows does not change the order."""
-    rows, taken = rows_of(SCHEMA, "id", shuffle=True), threading.Event()
+    rows, taken = rows_of(NUMBERED, "id", shuffle=True), threading.Event()
 
     def slowly():
         for number, each in enumerate(numbered(*[8] * 20)):
@@ -145,7 +135,7 @@ def test_the_first_epoch_streams_where_it_is_shuffled(tmp_path):
 
 
 def test_asking_for_tensors_does_not_wait(tmp_path):
-    with opened(rows_of(SCHEMA, "id", validation=0.5), tmp_path) as (feed, shard):
+    with opened(rows_of(NUMBERED, "id", validation=0.5), tmp_path) as (feed, shard):
         loader = shard.torch()
         assert loader.validation is not shard.validation
         feed.feed(numbered(10), never)
@@ -171,7 +161,7 @@ def test_an_epoch_that_was_left_early(tmp_path, shuffle, small_windows):
             assert number < 3 or first.wait(PATIENCE)
             yield each
 
-    rows = rows_of(SCHEMA, "id", batch_size=4, shuffle=shuffle)
+    rows = rows_of(NUMBERED, "id", batch_size=4, shuffle=shuffle)
     with opened(rows, tmp_path) as (feed, shard), feeding(feed, slowly()):
         for _ in shard:
             break
@@ -182,7 +172,7 @@ def test_an_epoch_that_was_left_early(tmp_path, shuffle, small_windows):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_two_epochs_at_once(tmp_path, shuffle, small_windows):
-    with shard_of(rows_of(SCHEMA, "id", shuffle=shuffle), tmp_path, numbered(50)) as shard:
+    with shard_of(rows_of(NUMBERED, "id", shuffle=shuffle), tmp_path, numbered(50)) as shard:
         first, second = zip(*zip(ids_of(shard), ids_of(shard), strict=True), strict=True)
         assert sorted(flat(first)) == sorted(flat(second)) == list(range(50))
         assert (first == second) is not shuffle
@@ -191,7 +181,7 @@ def test_two_epochs_at_once(tmp_path, shuffle, small_windows):
 def test_two_threads(tmp_path, small_windows):
     """Both may be the one that reads the pipe."""
     found = []
-    with opened(rows_of(SCHEMA, "id", shuffle=True), tmp_path) as (feed, shard):
+    with opened(rows_of(NUMBERED, "id", shuffle=True), tmp_path) as (feed, shard):
         threads = [threading.Thread(target=lambda: found.append(flat(ids_of(shard)))) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -202,13 +192,13 @@ def test_two_threads(tmp_path, small_windows):
 
 
 def test_an_empty_shard(tmp_path):
-    with shard_of(rows_of(SCHEMA, "id", shuffle=True, validation=0.5), tmp_path, numbered(0)) as shard:
+    with shard_of(rows_of(NUMBERED, "id", shuffle=True, validation=0.5), tmp_path, numbered(0)) as shard:
         for loader in (shard, shard.torch(), shard.validation):
             assert (list(loader), len(loader), loader.rows) == ([], 0, 0)
 
 
 def test_a_task_that_ends_early_is_no_short_epoch(tmp_path):
-    rows, stopped = rows_of(SCHEMA, "id"), iter([False, True])
+    rows, stopped = rows_of(NUMBERED, "id"), iter([False, True])
     with ExitStack() as task:
         feed = task.enter_context(feed_of(rows, tmp_path))
         with inherited(feed), rows.shard(0) as shard:
@@ -223,7 +213,7 @@ def test_a_task_that_ends_early_is_no_short_epoch(tmp_path):
 
 
 def test_validation_by_a_column(tmp_path):
-    rows = rows_of({**SCHEMA, "kept": IntegerType()}, "id", validation="kept")
+    rows = rows_of({**NUMBERED, "kept": IntegerType()}, "id", validation="kept")
     ids = np.arange(10)
     columns = batch(x=np.float32(ids), y=ids * 2.0, id=ids, kept=np.int32(ids % 3 - 1))
     with shard_of(rows, tmp_path, [columns]) as shard:
@@ -234,7 +224,7 @@ def test_validation_by_a_column(tmp_path):
 
 def test_validation_by_a_fraction(tmp_path):
     def kept(sizes, **options):
-        with shard_of(rows_of(SCHEMA, "id", validation=0.2, **options), tmp_path, numbered(*sizes)) as shard:
+        with shard_of(rows_of(NUMBERED, "id", validation=0.2, **options), tmp_path, numbered(*sizes)) as shard:
             assert shard.validation.validation is None
             return flat(ids_of(shard.validation))
 
@@ -245,14 +235,14 @@ def test_validation_by_a_fraction(tmp_path):
 
 
 def test_no_validation(tmp_path):
-    with shard_of(rows_of(SCHEMA, "id", validation=0.0), tmp_path, numbered(5)) as shard:
+    with shard_of(rows_of(NUMBERED, "id", validation=0.0), tmp_path, numbered(5)) as shard:
         assert shard.validation is None
         assert shard.torch().validation is None
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_batches_belong_to_who_gets_them(tmp_path, shuffle):
-    with shard_of(rows_of(SCHEMA, "id", shuffle=shuffle), tmp_path, numbered(30)) as shard:
+    with shard_of(rows_of(NUMBERED, "id", shuffle=shuffle), tmp_path, numbered(30)) as shard:
         for features, labels in shard:
             np.subtract(features, features.mean(), out=features)
             labels[:] = -1
@@ -260,7 +250,7 @@ def test_batches_belong_to_who_gets_them(tmp_path, shuffle):
 
 
 def test_batches_are_views(tmp_path):
-    with shard_of(rows_of(SCHEMA, "id"), tmp_path, numbered(3, 5)) as shard:
+    with shard_of(rows_of(NUMBERED, "id"), tmp_path, numbered(3, 5)) as shard:
         (first, _), (second, _) = shard
         assert first.base is second.base is not None
 
@@ -268,7 +258,7 @@ def test_batches_are_views(tmp_path):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_torch(tmp_path, shuffle):
     torch = pytest.importorskip("torch")
-    with shard_of(rows_of(SCHEMA, "id", shuffle=shuffle, validation=0.2), tmp_path, numbered(30)) as shard:
+    with shard_of(rows_of(NUMBERED, "id", shuffle=shuffle, validation=0.2), tmp_path, numbered(30)) as shard:
         expected = list(shard.validation)
         loader = shard.torch()
         for _ in range(2):
@@ -286,7 +276,7 @@ def test_torch(tmp_path, shuffle):
 
 def test_torch_shares_memory_and_counts_epochs_with_the_arrays(tmp_path):
     torch = pytest.importorskip("torch")
-    with shard_of(rows_of(SCHEMA, "id", shuffle=True), tmp_path, numbered(100)) as shard:
+    with shard_of(rows_of(NUMBERED, "id", shuffle=True), tmp_path, numbered(100)) as shard:
         tensors = [torch.cat([labels for _, labels in loader]).tolist() for loader in (shard.torch(), shard.torch())]
         (first, _), (second, _) = itertools.islice(shard.torch(), 2)
         assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
@@ -312,21 +302,21 @@ def test_tuples_of_arrays(tmp_path):
 def test_a_feed_that_is_stopped_takes_no_more(tmp_path):
     source = numbered(1, 1, 1)
     stopped = iter([False, True])
-    with feed_of(rows_of(SCHEMA, "id"), tmp_path) as feed:
+    with feed_of(rows_of(NUMBERED, "id"), tmp_path) as feed:
         feed.feed(source, lambda: next(stopped))
         assert next(source)["id"].to_pylist() == [2]
 
 
 def test_large_batches_are_written_in_pieces(tmp_path):
     """So that a first epoch begins, and little memory is needed."""
-    with feed_of(rows_of(SCHEMA, "id"), tmp_path) as feed:
+    with feed_of(rows_of(NUMBERED, "id"), tmp_path) as feed:
         with mock.patch.object(feed._writer, "append", wraps=feed._writer.append) as append:
             feed.feed(numbered(1_000_000), never)
         assert [len(call.args[1][0]) for call in append.call_args_list] == [209715] * 4 + [161140]
 
 
 def test_the_function_gets_the_shard_before_its_arguments(tmp_path, monkeypatch):
-    rows = pickle.loads(pickle.dumps(rows_of(SCHEMA, "id")))
+    rows = pickle.loads(pickle.dumps(rows_of(NUMBERED, "id")))
     monkeypatch.setenv("HOROVOD_RANK", "0")
     call = rows.on_shard(lambda shard, *args, **kwargs: (flat(ids_of(shard)), args, kwargs))
     with feed_of(rows, tmp_path) as feed, inherited(feed):
@@ -336,7 +326,7 @@ def test_the_function_gets_the_shard_before_its_arguments(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_weights_are_a_third_side(tmp_path, shuffle):
-    rows = rows_of({**SCHEMA, "w": FloatType()}, "id", [["x", "y"], "x"][:1], sample_weight_col="w", shuffle=shuffle)
+    rows = rows_of({**NUMBERED, "w": FloatType()}, "id", [["x", "y"], "x"][:1], sample_weight_col="w", shuffle=shuffle)
     ids = np.arange(10)
     columns = batch(x=np.float32(ids), y=ids * 2.0, id=ids, w=np.float32(ids / 2))
     with shard_of(rows, tmp_path, [columns]) as shard:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyspark.sql.types import DoubleType, FloatType, LongType
-from row_feeds import batch, feed_of, inherited, never, opened, rows_of, shard_of
+from row_feeds import NUMBERED, batch, feed_of, inherited, never, numbered, opened, rows_of, shard_of
 
 from executors.api import ExecutorError
 from hvd_cluster.spark.rows import order
@@ -29,16 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes"),  # on two cores
 ]
 
-SCHEMA = {"x": FloatType(), "y": DoubleType(), "id": LongType()}
 PATIENCE = 60
-
-
-def numbered(*sizes):
-    first = 0
-    for size in sizes:
-        ids = np.arange(first, first + size)
-        yield batch(x=ids.astype(np.float32), y=ids * 2.0, id=ids)
-        first += size
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +47,7 @@ def epochs_of(loader, count=3):
 
 @pytest.fixture(params=["in order", "shuffle"])
 def rows(request):
-    return rows_of(SCHEMA, "id", batch_size=7, shuffle=request.param == "shuffle")
+    return rows_of(NUMBERED, "id", batch_size=7, shuffle=request.param == "shuffle")
 
 
 @pytest.fixture
@@ -85,13 +75,13 @@ def test_workers_that_stay(rows, expected, tmp_path):
 
 
 def test_spawned_workers(tmp_path):
-    with shard_of(rows_of(SCHEMA, "id", batch_size=7), tmp_path, numbered(50, 60)) as shard:
+    with shard_of(rows_of(NUMBERED, "id", batch_size=7), tmp_path, numbered(50, 60)) as shard:
         found = ids_of(DataLoader(shard, num_workers=2, multiprocessing_context="spawn"))
     assert list(itertools.chain(*found)) == list(range(110))
 
 
 def test_loaders_and_loops_count_their_epochs_together(tmp_path):
-    shuffled = rows_of(SCHEMA, "id", batch_size=7, shuffle=True)
+    shuffled = rows_of(NUMBERED, "id", batch_size=7, shuffle=True)
     with shard_of(shuffled, tmp_path, numbered(110)) as shard:
         usual = epochs_of(shard, 4)
     with shard_of(shuffled, tmp_path, numbered(110)) as shard:
@@ -104,7 +94,7 @@ def test_loaders_and_loops_count_their_epochs_together(tmp_path):
 @pytest.mark.parametrize("size", [1, None])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_tensors_of_the_size_of_the_shard(tmp_path, workers, size):
-    with shard_of(rows_of(SCHEMA, "id"), tmp_path, numbered(10)) as shard:
+    with shard_of(rows_of(NUMBERED, "id"), tmp_path, numbered(10)) as shard:
         for loader in (shard, shard.torch()):
             features, labels = next(iter(DataLoader(loader, batch_size=size, num_workers=workers)))
             assert (features.shape, labels.shape) == ((4, 2), (4,))
@@ -113,7 +103,7 @@ def test_batches_are_tensors_of_the_size_of_the_shard(tmp_path, workers, size):
 
 def test_a_batch_size_of_the_loader_is_refused(tmp_path):
     text = "asked for batches of 3 elements, but a shard already gives batches: give batch_size to run_on_dataframe"
-    with shard_of(rows_of(SCHEMA, "id"), tmp_path, numbered(20)) as shard, pytest.raises(ValueError, match=text):
+    with shard_of(rows_of(NUMBERED, "id"), tmp_path, numbered(20)) as shard, pytest.raises(ValueError, match=text):
         next(iter(DataLoader(shard, batch_size=3)))
 
 
@@ -127,7 +117,7 @@ def test_rows_that_come_while_workers_wait(tmp_path):
         for ids in np.arange(20, 400).reshape(-1, 5):
             yield batch(x=ids.astype(np.float32), y=ids * 2.0, id=ids)
 
-    with opened(rows_of(SCHEMA, "id", batch_size=7), tmp_path) as (feed, shard):
+    with opened(rows_of(NUMBERED, "id", batch_size=7), tmp_path) as (feed, shard):
         thread = threading.Thread(target=feed.feed, args=(slowly(), never))
         batches = iter(DataLoader(shard, num_workers=3))  # forks before there is a thread
         thread.start()
@@ -139,7 +129,7 @@ def test_rows_that_come_while_workers_wait(tmp_path):
 
 
 def test_a_forked_child_that_is_killed_while_it_waits_keeps_nothing_from_others(tmp_path):
-    with opened(rows_of(SCHEMA, "id", batch_size=7), tmp_path) as (feed, shard):
+    with opened(rows_of(NUMBERED, "id", batch_size=7), tmp_path) as (feed, shard):
         child = os.fork()
         if child == 0:
             list(shard)
@@ -151,7 +141,7 @@ def test_a_forked_child_that_is_killed_while_it_waits_keeps_nothing_from_others(
 
 
 def test_an_epoch_that_was_left_early_is_one_epoch(tmp_path):
-    shuffled = rows_of(SCHEMA, "id", batch_size=7, shuffle=True)
+    shuffled = rows_of(NUMBERED, "id", batch_size=7, shuffle=True)
     with shard_of(shuffled, tmp_path, numbered(110)) as shard:
         usual = epochs_of(shard, 2)
     with shard_of(shuffled, tmp_path, numbered(110)) as shard:
@@ -164,8 +154,8 @@ def test_an_epoch_that_was_left_early_is_one_epoch(tmp_path):
 def test_the_end_of_the_task_ends_the_workers(tmp_path):
     stopped = iter([False, True])
     with ExitStack() as task:
-        feed = task.enter_context(feed_of(rows_of(SCHEMA, "id"), tmp_path))
-        with inherited(feed), rows_of(SCHEMA, "id").shard(0) as shard:
+        feed = task.enter_context(feed_of(rows_of(NUMBERED, "id"), tmp_path))
+        with inherited(feed), rows_of(NUMBERED, "id").shard(0) as shard:
             feed.feed(numbered(10, 10), lambda: next(stopped))
             task.close()
             # Spawned, because forked ones would have the end of the task that is in this process here.
@@ -178,7 +168,7 @@ def test_the_end_of_the_task_ends_the_workers(tmp_path):
 
 
 def test_no_row_at_all(tmp_path):
-    with shard_of(rows_of(SCHEMA, "id", shuffle=True), tmp_path, numbered(0)) as shard:
+    with shard_of(rows_of(NUMBERED, "id", shuffle=True), tmp_path, numbered(0)) as shard:
         assert ids_of(DataLoader(shard, num_workers=2)) == []
 
 
@@ -189,7 +179,7 @@ def test_fewer_batches_than_workers(tmp_path, rows):
 
 def test_a_shard_is_of_its_process(tmp_path):
     text = "its rows are in open files of this process"
-    with shard_of(rows_of(SCHEMA, "id"), tmp_path, numbered(5)) as shard, pytest.raises(TypeError, match=text):
+    with shard_of(rows_of(NUMBERED, "id"), tmp_path, numbered(5)) as shard, pytest.raises(TypeError, match=text):
         pickle.dumps(shard)
 
 
@@ -219,7 +209,7 @@ def test_a_shard_needs_no_torch():
 
 @pytest.mark.parametrize("block", blocks("shard"), ids=lambda block: block.name)
 def test_a_block_of_the_docs(tmp_path, block, capsys):
-    with shard_of(rows_of(SCHEMA, "id"), tmp_path, numbered(10)) as shard:
+    with shard_of(rows_of(NUMBERED, "id"), tmp_path, numbered(10)) as shard:
         execute(block, shard=shard, torch=torch)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"torch.Size([{count}, 2]) torch.Size([{count}])" for count in (4, 4, 2)] * 2

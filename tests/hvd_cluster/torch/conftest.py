@@ -3,7 +3,7 @@
 import pytest
 
 from tests.hvd_cluster.torch.pool import Pool
-from tests.namespaces import Network, Unavailable
+from tests.networks import network as network  # a fixture
 from tests.pool import by_value as by_value  # a fixture
 from tests.pool import fixtures
 
@@ -26,13 +26,3 @@ def two_hosts_of_two(pools):
 def uneven_hosts(pools):
     """Two ranks on a host, and one on another."""
     return pools(3, ["one", "one", "two"])
-
-
-@pytest.fixture
-def network():
-    """Two hosts in network namespaces of this machine, for one test."""
-    try:
-        with Network() as network:
-            yield network
-    except Unavailable as reason:
-        pytest.skip(f"no hosts in network namespaces: {reason}")

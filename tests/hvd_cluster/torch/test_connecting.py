@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 
 from tests.collectives.engine.job import until
-from tests.namespaces import HOSTS, Network, Unavailable
+from tests.namespaces import HOSTS
+from tests.networks import network_or_skip
 
 VICTIMS = range(4)
 LATE = "before its hello"
@@ -38,15 +39,12 @@ def pool():
     """Ranks 0 and 1 on the first host, 2 and 3 on the second; each start happens in forks of them."""
     from tests.hvd_cluster.torch.pool import Pool
 
-    try:
-        with Network() as network:
-            pool = Pool(4, [host for host in HOSTS for _ in range(2)], network=network)
-            try:
-                yield pool
-            finally:
-                pool.close()
-    except Unavailable as reason:
-        pytest.skip(f"no hosts in network namespaces: {reason}")
+    with network_or_skip() as network:
+        pool = Pool(4, [host for host in HOSTS for _ in range(2)], network=network)
+        try:
+            yield pool
+        finally:
+            pool.close()
 
 
 def start_in_fork(folder, number, stage, victim, seconds, end=signal.SIGKILL, most_direct=None):

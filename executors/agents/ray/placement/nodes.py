@@ -1,4 +1,7 @@
-"""The present state of the nodes of the cluster, from Ray, and readable names for them."""
+"""What Ray says of the nodes of the cluster: which there are, which drain, and when a preempted one will be gone.
+
+And readable names for nodes, and for the ends of their actors.
+"""
 
 from __future__ import annotations
 

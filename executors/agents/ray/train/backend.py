@@ -112,8 +112,8 @@ class JobBackend(Backend):
 class ReplacingBackend(JobBackend):
     """Also lets Ray Train replace workers that fail: their successors come into the job, and the others stay.
 
-    Ray Train does so where a backend has replica groups, a way that was made for torchft.
-    Ray Train's ranks are the places of workers. It calls this with a group of one worker for each that it replaces.
+    Ray Train does so where a backend has replica groups, a way that was made for torchft. Ray Train's ranks are the
+    places of workers. It calls this with a group of one worker for each that it replaces.
     """
 
     has_replica_groups = True

@@ -12,7 +12,8 @@ import pytest
 
 from tests import sshd
 from tests.mpi import ALLREDUCE, mpirun
-from tests.namespaces import HOSTS, Network, Unavailable
+from tests.namespaces import HOSTS
+from tests.networks import network_or_skip
 
 ROOT = Path(__file__).parents[4]
 SECONDS = 60
@@ -34,11 +35,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ssh")
-    try:
-        with Network() as network, sshd.sshd_on(network, folder) as address:
-            yield network, folder, address
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+    with network_or_skip() as network, sshd.sshd_on(network, folder) as address:
+        yield network, folder, address
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.mpi import environment, mpirun
-from tests.namespaces import ENTER_HOST, HOSTS, Network, Unavailable
+from tests.namespaces import ENTER_HOST, HOSTS
+from tests.networks import network as network  # a fixture
 
 SECONDS = 100
 NUMBERS = 1 << 20
@@ -35,15 +36,6 @@ for result in run_function(train, num_proc=4, use_mpi=True, hosts=sys.argv[1], m
     print(result)
 """
 RESULTS = [str((rank, rank % 2, rank // 2, {10.0})) for rank in range(4)]
-
-
-@pytest.fixture
-def network():
-    try:
-        with Network() as network:
-            yield network
-    except Unavailable as reason:
-        pytest.skip(f"no hosts in network namespaces: {reason}")
 
 
 @pytest.fixture
