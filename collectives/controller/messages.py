@@ -5,6 +5,7 @@ A steady step sends ``Ready`` and ``Run`` messages that hold integers only.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import lru_cache
@@ -494,13 +495,21 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     16: lambda seconds, waits, *rest: WaitReport(seconds, tuple(Waits(*fields) for fields in waits), *rest),
     17: Locate,
     18: _unpack_status,
+    19: lambda data: decode(zlib.decompress(data)),
 }
+COMPRESSED = 19
+LONG = 1 << 16
+"""Bytes. Longer messages are compressed, such as the addresses of the members of a large process set."""
+LEVEL = 1
+"""Of compression: rank 0 does it while the ranks wait."""
 
 
 def encode(message: Message) -> bytes:
     """The wire form of ``message``."""
     tag, pack = _PACK[type(message)]
     packed: bytes = msgpack.packb((tag, *pack(message)))
+    if len(packed) > LONG:
+        packed = msgpack.packb((COMPRESSED, zlib.compress(packed, LEVEL)))
     return packed
 
 
@@ -510,5 +519,5 @@ def decode(data: bytes) -> Message:
         tag, *fields = msgpack.unpackb(data)
         unpack: Callable[..., Message] = _UNPACK[tag]
         return unpack(*fields)
-    except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, LookupError, msgpack.UnpackException, zlib.error) as error:
         raise EngineError(f"a control message of {len(data)} bytes cannot be read: {error}") from error

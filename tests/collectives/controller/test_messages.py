@@ -126,6 +126,17 @@ def test_what_is_no_message_is_refused(value):
         decode(msgpack.packb(value))
 
 
+def test_a_long_message_is_compressed():
+    adding = Request("process_set.add", Operation.ADD_PROCESS_SET, splits=tuple(range(500)))
+    offers = tuple(b"the address of rank %d, on a port of its own: " % rank * 10 for rank in range(500))
+    message = Run(((7,),), (Response(7, adding, (1,), offers),))
+    data = encode(message)
+    assert len(data) < sum(map(len, offers)) / 5
+    assert decode(data) == message
+    with pytest.raises(EngineError, match="cannot be read"):
+        decode(data[:-4] + b"0000")
+
+
 def test_equal_requests_are_one_object_unless_they_are_long():
     def decoded(splits):
         return decode(encode(Ready((Request("x", Operation.ALLTOALL, DType.FLOAT32, (4, 2), splits=splits),)))).requests
