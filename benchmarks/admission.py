@@ -30,7 +30,7 @@ from typing import Any
 import msgpack
 
 from benchmarks.measure import add_json_argument, tabulate
-from collectives.api import ShutDownError, Timeouts, Topology
+from collectives.api import ShutDownError, Topology
 from collectives.backends.registry import discard, prepare
 from collectives.controller.process_sets import ProcessSets
 from collectives.engine.start import _configuration
@@ -47,7 +47,8 @@ from collectives.store.memory import MemoryStore
 
 HOST_RANKS = 8
 SECRET = b"of the benchmark"
-PATIENCE_SECONDS = 250.0
+PATIENCE_SECONDS = 900.0
+"""Also of the kernel: one process reads what a thousand leaders would read."""
 KEY = "round-0/start-0/rank-0"
 
 
@@ -127,7 +128,7 @@ class Job:
         """The end of ``rank``."""
         with ConnectAttempt(PATIENCE_SECONDS) as attempt:
             local = rank % HOST_RANKS, HOST_RANKS
-            yield LocalEnd(self.hello(rank), SECRET, "127.0.0.1", Timeouts().heartbeat, attempt, *local)
+            yield LocalEnd(self.hello(rank), SECRET, "127.0.0.1", PATIENCE_SECONDS, attempt, *local)
 
     def connect(self, rank: int, store: MemoryStore) -> tuple[Any, float]:
         """The connected channel of ``rank``, and the CPU time of this thread."""
@@ -144,7 +145,7 @@ class Job:
         packed = line.recv()
         store, entry = MemoryStore(), msgpack.unpackb(packed)
         store.set(KEY, packed)
-        real = range(self.size - HOST_RANKS, self.size)
+        real = range(max(1, self.size - HOST_RANKS), self.size)
         found: dict[int, tuple[Any, float]] = {}
         threads = [
             threading.Thread(target=lambda rank=rank: found.update({rank: self.connect(rank, store)})) for rank in real
@@ -174,7 +175,7 @@ class Job:
     def _puppets(self, entry: Any, count: int) -> dict[int, Puppet]:
         found = {}
         for first in range(0, count, HOST_RANKS):
-            here = range(max(first, 1), first + HOST_RANKS)
+            here = range(max(first, 1), min(first + HOST_RANKS, count))
             for ranks in [here] if self.is_led and first else [[rank] for rank in here]:
                 with self.end(ranks[0]) as end:
                     puppet = Puppet(end, entry, ranks, self)
@@ -277,7 +278,7 @@ def main() -> None:
 def row_of(size: int, way: str) -> dict[str, Any]:
     """The row of :func:`measure`, of a fresh process: its peak of memory is its own."""
     command = [sys.executable, "-m", "benchmarks.admission", "--case", "--ranks", str(size), "--ways", way]
-    row: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    row: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return row
 
 

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
@@ -325,7 +326,7 @@ def _pack_request(request: Request) -> bytes:
         request.prescale_factor,
         request.postscale_factor,
         request.process_set,
-        request.splits,
+        _pack_splits(request),
         request.device,
         request.group,
         request.group_size,
@@ -357,9 +358,27 @@ def _read_request(packed: bytes) -> Request:
         prescale,
         postscale,
         process_set,
-        tuple(splits),
+        _unpack_ranks(splits) if isinstance(splits, bytes) else tuple(splits),
         *rest,
     )
+
+
+SHORT_SET = 64
+
+
+def _pack_splits(request: Request) -> Any:
+    """Each rank of the world names all members of a set that it adds; a long list of them travels as its steps."""
+    splits = request.splits
+    if len(splits) <= SHORT_SET or request.operation not in (Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET):
+        return splits
+    steps = [splits[0], *(after - before for before, after in pairwise(splits))]
+    return zlib.compress(msgpack.packb(steps), LEVEL)
+
+
+@lru_cache(maxsize=16)
+def _unpack_ranks(packed: bytes) -> tuple[int, ...]:
+    """One object for the same list of all ranks."""
+    return tuple(accumulate(msgpack.unpackb(zlib.decompress(packed))))
 
 
 _interned = lru_cache(maxsize=8192)(_read_request)

@@ -125,6 +125,12 @@ class Candidates:
         for candidate in self._waiting.values():
             candidate.wire.sock.close()
 
+    def shut_down(self) -> None:
+        """End the connections, which :meth:`close` releases; from any thread."""
+        for candidate in list(self._waiting.values()):
+            with suppress(OSError):
+                candidate.wire.sock.shutdown(socket.SHUT_RDWR)
+
     def next_look(self) -> float:
         """When :meth:`make_room` must be called at the latest, in monotonic seconds."""
         return min(self._end.attempt.deadline, self._strangers.next_look(time.monotonic()))

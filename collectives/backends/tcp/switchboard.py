@@ -104,6 +104,11 @@ class _Door(TcpReception):
             self._candidates.attend(descriptor)
         self._candidates.make_room()
 
+    def shut_down(self) -> None:
+        """Let nobody wait for this member; from any thread, before :meth:`close`."""
+        self._candidates.shut_down()
+        shut_down_all(self.admitted)
+
     def close(self) -> None:
         """Close all but the connections of admitted members."""
         self._candidates.close()
@@ -226,9 +231,9 @@ class Switchboard:
 
     def shut_down(self) -> None:
         """Let nobody wait for this member any more; from any thread, until :meth:`close`."""
-        for sock in [*self._listeners.by_descriptor.values(), *self._called.values(), *self._door.admitted.values()]:
-            with suppress(OSError):
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        shut_down_all(self._listeners.by_descriptor)
+        shut_down_all(self._called)
+        self._door.shut_down()
 
     def close(self) -> None:
         """Release everything."""
@@ -255,6 +260,14 @@ def link_over(
     sock = encryption.wrap(found[position], group.position < position, group.ranks[position], attempt)
     found[position] = sock
     return SecureLink(sock, position)
+
+
+def shut_down_all(sockets: Mapping[int, socket.socket]) -> None:
+    """End the connections of ``sockets``, and let listeners refuse others; from any thread."""
+    for sock in list(sockets.values()):
+        with suppress(OSError):
+            # Not the method of an encrypted socket, which would let the other thread send plain data.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def close_all(sockets: Mapping[int, socket.socket]) -> None:

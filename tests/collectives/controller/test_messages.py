@@ -147,6 +147,20 @@ def test_equal_requests_are_one_object_unless_they_are_long():
     assert decoded(long) == decoded(long)
 
 
+@pytest.mark.parametrize("ranks", [range(0, 10_000, 2), range(64), (7, 3, *range(100, 200))])
+def test_the_ranks_of_a_large_set_are_few_bytes_and_one_object(ranks):
+    def decoded(offer):
+        adding = Request("add", Operation.ADD_PROCESS_SET, splits=tuple(ranks), offer=offer)
+        data = encode(Ready((adding,)))
+        assert len(data) < 300
+        (found,) = decode(data).requests
+        assert found == adding
+        return found.splits
+
+    assert decoded(b"here") == decoded(b"there") == tuple(ranks)
+    assert len(ranks) <= 64 or decoded(b"here") is decoded(b"there")
+
+
 def test_a_steady_step_is_small():
     names = tuple(range(100, 164))
     assert len(encode(Ready(ids=names, urgent_ids=names[-1:]))) < 2 * len(names)

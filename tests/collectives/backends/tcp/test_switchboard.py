@@ -14,7 +14,7 @@ from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError,
 from collectives.backends import base
 from collectives.backends.tcp import TcpBackend, transport
 from collectives.kernels.reduction import reduction
-from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
+from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix, shorten
 from tests.collectives.backends.tcp.groups import bootstrap_of, with_backends
 
 PATIENCE = 20.0
@@ -30,9 +30,9 @@ def partners(member: TcpBackend) -> list[int]:
     return sorted(member._tcp._links)
 
 
-@pytest.mark.parametrize("encrypted", [False, True])
-@pytest.mark.parametrize("size", [2, 5])
-def test_matrix(size, encrypted):
+@pytest.mark.parametrize(("size", "encrypted"), [(2, False), (5, False), (3, True)])
+def test_matrix(size, encrypted, monkeypatch):
+    shorten(monkeypatch)
     with_backends(size, lambda member: run_matrix(member, member.rank, size), encrypted=encrypted)
 
 
