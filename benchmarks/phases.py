@@ -154,6 +154,9 @@ class Crowd:
                     waiting.append(question)
                     continue
                 last = b"".join(parts)
+                if last.startswith(b"HTTP/1.1 404"):  # not there yet
+                    waiting.append(question)
+                    continue
                 assert last.startswith(b"HTTP/1.1 200"), last[:200]
                 total += len(last)
         return total, last.partition(b"\r\n\r\n")[2]

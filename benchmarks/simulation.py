@@ -8,6 +8,7 @@ for the first; ranks come in random order, and the coordinator decides after eac
 coordinator; "hosts": those of other hosts do so through their relay, in the envelopes of collectives.net. CPU time
 is the coordinator's alone: reading messages, deciding, writing the answers, not the system calls that carry them. "new
 tensor" is the CPU time of the first step for each tensor; memory is what the coordinator keeps after it, for each one.
+benchmarks.phases has the other phases of a job: start, process set, lost host, growth, shutdown.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class WorldCall:
         return cls(int(data.removesuffix(RETURNED)), data.endswith(RETURNED))
 
 
-LONG = 1 << 16
+LONG = 1 << 12
 """Bytes. Longer values of worlds are compressed: each worker of the job fetches each of them."""
 BRACE = b"{"
 """The first byte of a value that is not compressed."""
