@@ -4,8 +4,9 @@
 
 Hosts have 8 ranks. Rank 0 is a process of its own, with the real handshake over real sockets. So are the ranks of the
 last host, threads of a second process. This one has a connection for each other rank ("ranks"), or for each other
-leader ("hosts"), says what they would say, and reads the answers. The offers have the size of those of the TCP backends
-on several hosts. CPU time includes system calls. The memory is the peak of the process of rank 0, with all libraries.
+leader ("hosts"), says what they would say, and reads the answers. The offers are those of a rank of such a job, with
+other names and ports for each. CPU time includes system calls. The memory is the peak of the process of rank 0, with
+all libraries.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import random
 import resource
 import select
 import subprocess
@@ -21,14 +23,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import msgpack
 
 from benchmarks.measure import add_json_argument, tabulate
-from collectives.api import Timeouts
+from collectives.api import ShutDownError, Topology
+from collectives.backends.registry import discard, prepare
 from collectives.controller.process_sets import ProcessSets
 from collectives.engine.start import _configuration
 from collectives.handshake import Hello, connect_channel
@@ -43,9 +46,9 @@ from collectives.settings import Settings
 from collectives.store.memory import MemoryStore
 
 HOST_RANKS = 8
-OFFER = b"x" * 470
 SECRET = b"of the benchmark"
-PATIENCE_SECONDS = 250.0
+PATIENCE_SECONDS = 900.0
+"""Also of the kernel: one process reads what a thousand leaders would read."""
 KEY = "round-0/start-0/rank-0"
 
 
@@ -68,6 +71,7 @@ class Puppet:
     def __init__(self, end: LocalEnd, entry: Any, ranks: Sequence[int], job: Job) -> None:
         self.sent = self.received = self.bytes_out = self.bytes_in = 0
         self._ranks = ranks
+        self._job = job
         self.wire = dial(end, entry, 0)
         self._callee = Callee(end, 0, self.wire)
         self._callee._send_hello(entry)
@@ -94,9 +98,9 @@ class Puppet:
 
     def offer(self) -> None:
         """The offers of all its ranks."""
-        data = pack_answer((None, OFFER))
-        self._send(data)
-        for rank in self._ranks[1:]:
+        first, *others = [pack_answer((None, self._job.offers[rank])) for rank in self._ranks]
+        self._send(first)
+        for rank, data in zip(self._ranks[1:], others, strict=True):
             self._send(pack_envelope((rank,), data))
 
     def confirm(self) -> None:
@@ -111,6 +115,7 @@ class Job:
         self.size = size
         self.is_led = way == "hosts"
         self._configuration = _configuration(Settings(), ProcessSets(size, ()))
+        self.offers = offers_of(size)
         hellos.MOST_DIRECT = 1 if self.is_led else size
 
     def hello(self, rank: int) -> Hello:
@@ -123,13 +128,13 @@ class Job:
         """The end of ``rank``."""
         with ConnectAttempt(PATIENCE_SECONDS) as attempt:
             local = rank % HOST_RANKS, HOST_RANKS
-            yield LocalEnd(self.hello(rank), SECRET, "127.0.0.1", Timeouts().heartbeat, attempt, *local)
+            yield LocalEnd(self.hello(rank), SECRET, "127.0.0.1", PATIENCE_SECONDS, attempt, *local)
 
     def connect(self, rank: int, store: MemoryStore) -> tuple[Any, float]:
         """The connected channel of ``rank``, and the CPU time of this thread."""
         begin = time.thread_time()
         with self.end(rank) as end:
-            found = connect_channel(end, store, ProcessSets(self.size), lambda hosts, cores: OFFER)
+            found = connect_channel(end, store, ProcessSets(self.size), lambda hosts, cores: self.offers[rank])
         return found.channel, time.thread_time() - begin
 
     # The process of all ranks but rank 0.
@@ -140,7 +145,7 @@ class Job:
         packed = line.recv()
         store, entry = MemoryStore(), msgpack.unpackb(packed)
         store.set(KEY, packed)
-        real = range(self.size - HOST_RANKS, self.size)
+        real = range(max(1, self.size - HOST_RANKS), self.size)
         found: dict[int, tuple[Any, float]] = {}
         threads = [
             threading.Thread(target=lambda rank=rank: found.update({rank: self.connect(rank, store)})) for rank in real
@@ -170,7 +175,7 @@ class Job:
     def _puppets(self, entry: Any, count: int) -> dict[int, Puppet]:
         found = {}
         for first in range(0, count, HOST_RANKS):
-            here = range(max(first, 1), first + HOST_RANKS)
+            here = range(max(first, 1), min(first + HOST_RANKS, count))
             for ranks in [here] if self.is_led and first else [[rank] for rank in here]:
                 with self.end(ranks[0]) as end:
                     puppet = Puppet(end, entry, ranks, self)
@@ -187,6 +192,33 @@ class Job:
                 if puppets[descriptor].hear() is not None:
                     waiting.discard(descriptor)
                     poller.unregister(descriptor)
+
+
+def offers_of(size: int) -> list[bytes]:
+    """The offers of all ranks: that of a real one, with other names and ports for each."""
+    hosts = tuple(f"host-{rank // HOST_RANKS:04}" for rank in range(size))
+    topology = Topology(size - 1, size, hosts=hosts, cores=HOST_RANKS)
+    bootstraps = prepare(range(size), topology, Settings(secret=SECRET), "127.0.0.1")
+    offer = msgpack.packb({0: [bootstrap.offer for bootstrap in bootstraps]})
+    discard(bootstraps, (), ShutDownError("the offer is known"))
+    source = random.Random(size)
+    return [_renewed(offer, rank // HOST_RANKS, source) for rank in range(size)]
+
+
+def _renewed(value: Any, host: int, source: random.Random) -> Any:
+    """``value``, whose names and ports of listeners are others."""
+    if isinstance(value, bytes):
+        with suppress(ValueError, msgpack.UnpackException):
+            inner = msgpack.unpackb(value, strict_map_key=False)
+            return msgpack.packb(_renewed(inner, host, source)) if isinstance(inner, dict | list) else value
+    if isinstance(value, list):
+        return [_renewed(each, host, source) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "tcp" not in value:
+        return {key: _renewed(each, host, source) for key, each in value.items()}
+    address = f"10.0.{host // 250}.{host % 250 + 1}"
+    return value | {"id": f"{source.getrandbits(64):016x}", "tcp": [address, source.randrange(32768, 60999)]}
 
 
 def statistics_of(found: dict[int, tuple[Any, float]], leader: int) -> float:
@@ -239,14 +271,14 @@ def main() -> None:
     if arguments.case:
         sys.stdout.write(json.dumps(measure(arguments.ranks[0], arguments.ways[0])))
         return
-    rows = [_case(size, way) for way in arguments.ways for size in arguments.ranks]
+    rows = [row_of(size, way) for way in arguments.ways for size in arguments.ranks]
     tabulate("the start of rank 0", rows, arguments)
 
 
-def _case(size: int, way: str) -> dict[str, Any]:
+def row_of(size: int, way: str) -> dict[str, Any]:
     """The row of :func:`measure`, of a fresh process: its peak of memory is its own."""
     command = [sys.executable, "-m", "benchmarks.admission", "--case", "--ranks", str(size), "--ways", way]
-    row: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    row: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return row
 
 

@@ -8,6 +8,7 @@ for the first; ranks come in random order, and the coordinator decides after eac
 coordinator; "hosts": those of other hosts do so through their relay, in the envelopes of collectives.net. CPU time
 is the coordinator's alone: reading messages, deciding, writing the answers, not the system calls that carry them. "new
 tensor" is the CPU time of the first step for each tensor; memory is what the coordinator keeps after it, for each one.
+benchmarks.phases has the other phases of a job: start, process set, lost host, growth, shutdown.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import random
 import statistics
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,7 +28,7 @@ from benchmarks.measure import add_json_argument, tabulate
 from collectives.api import DType, Operation, Parameters, Request
 from collectives.controller.aggregation import Aggregator
 from collectives.controller.coordinator import Coordinator
-from collectives.controller.messages import Message, Ready, Run, decode, encode
+from collectives.controller.messages import Leave, Left, Message, Ready, Run, decode, encode
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.worker import Worker
 from collectives.net import relay
@@ -99,13 +100,14 @@ WAYS: dict[str, type[Direct]] = {"ranks": Direct, "hosts": Relayed}
 
 @dataclass
 class Work:
-    """The work of the coordinator in one step; ``seconds`` of CPU time."""
+    """The work of the coordinator in one step; ``seconds`` of CPU time, and those of all ``relays`` together."""
 
     received: int = 0
     bytes_in: int = 0
     sent: int = 0
     bytes_out: int = 0
     seconds: float = 0.0
+    relays: float = 0.0
 
 
 class Job:
@@ -130,17 +132,57 @@ class Job:
         answers: dict[int, list[Message]] = {rank: [] for rank in order}
         said = self._say()
         for rank in order:
-            host = self._hosts[rank // HOST_RANKS]
-            frames = host.up(rank, said) if rank != COORDINATOR else [(COORDINATOR, encode(said))]
-            for frame in frames:
-                for host_told, ranks, message in self._coordinate(host, frame, work):
-                    assert not host_told.down(message), "a steady host has nothing to add"
+            for frame in self._frames_of(rank, said, work):
+                for host, ranks, message in self._coordinate(self._hosts[rank // HOST_RANKS], frame, work):
+                    self._tell(host, message, work)
                     for told in ranks:
                         answers[told].append(message)
         assert all(messages == answers[COORDINATOR] for messages in answers.values()), "all ranks are told the same"
         ran = sum(self._obey(message) for message in answers[COORDINATOR])
         assert ran == len(self._requests), "every tensor runs, once"
         return work
+
+    def add_set(self, members: Sequence[int], offers: Sequence[bytes]) -> Work:
+        """The coordinator's work when all ranks add a process set of ``members``, which have ``offers``."""
+        of_members = dict(zip(members, offers, strict=True))
+        adding = Request("process_set.add", Operation.ADD_PROCESS_SET, splits=tuple(members))
+
+        def say(rank: int) -> Message:
+            return Ready((replace(adding, offer=of_members.get(rank, b"")),), urgent=(adding.key,))
+
+        return self._pass(say)
+
+    def leave(self) -> Work:
+        """The coordinator's work when all ranks shut down."""
+        work = self._pass(lambda rank: Leave())
+        left = self._pass(lambda rank: Left())
+        return Work(*(a + b for a, b in zip(astuple(work), astuple(left), strict=True)))
+
+    def _pass(self, say: Callable[[int], Message]) -> Work:
+        """Each rank says something, and all get one message in the end."""
+        work = Work()
+        answers: dict[int, list[Message]] = {rank: [] for rank in range(self._size)}
+        for rank in self._random.sample(range(self._size), self._size):
+            for frame in self._frames_of(rank, say(rank), work):
+                for host, ranks, message in self._coordinate(self._hosts[rank // HOST_RANKS], frame, work):
+                    self._tell(host, message, work)
+                    for told in ranks:
+                        answers[told].append(message)
+        assert all(len(messages) == 1 for messages in answers.values()), "each rank is told one thing"
+        return work
+
+    def _frames_of(self, rank: int, message: Message, work: Work) -> list[Frame]:
+        if rank == COORDINATOR:
+            return [(COORDINATOR, encode(message))]
+        begin = time.thread_time()
+        frames = self._hosts[rank // HOST_RANKS].up(rank, message)
+        work.relays += time.thread_time() - begin
+        return frames
+
+    def _tell(self, host: Direct, message: Message, work: Work) -> None:
+        begin = time.thread_time()
+        assert not host.down(message), "the host has nothing to add"
+        work.relays += time.thread_time() - begin
 
     def _say(self) -> Message:
         for number, request in enumerate(self._requests):
@@ -195,12 +237,17 @@ def kept_bytes(size: int, way: str, requests: Sequence[Request]) -> int:
         tracemalloc.stop()
 
 
-def simulate(size: int, way: str, steps: int) -> dict[str, Any]:
-    """A row: the work for a new tensor, and the medians of ``steps`` later ones."""
-    requests = [
+def gradients() -> list[Request]:
+    """The requests of a step."""
+    return [
         Request(f"gradient.{name}", Operation.ALLREDUCE, DType.FLOAT32, (elements,))
         for name, elements in reversed(resnet50().items())
     ]
+
+
+def simulate(size: int, way: str, steps: int) -> dict[str, Any]:
+    """A row: the work for a new tensor, and the medians of ``steps`` later ones."""
+    requests = gradients()
     job = Job(size, way, requests)
     first = job.step()
     works = [job.step() for _ in range(steps)]

@@ -22,6 +22,7 @@ The error tree; the class gives the cause and the remedy::
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -251,7 +252,7 @@ class Topology:
     @property
     def is_homogeneous(self) -> bool:
         """Whether every host has the same number of ranks."""
-        return len({self.hosts.count(host) for host in self.hosts}) == 1
+        return len({*Counter(self.hosts).values()}) == 1
 
 
 @dataclass(frozen=True, slots=True)

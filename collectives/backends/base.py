@@ -70,19 +70,29 @@ class Group:
 
     def describe(self, positions: Iterable[int]) -> str:
         """The members at ``positions`` for a message: "rank 3 on host 'b'", "ranks 0, 1 on host 'a' and ..."."""
+        found = list(positions)
         hosts: dict[str, list[int]] = {}
-        for position in positions:
+        for position in found[:MOST_NAMED]:
             hosts.setdefault(self.hosts[position], []).append(self.ranks[position])
-        return " and ".join(f"{_name(ranks)} on host {host!r}" for host, ranks in hosts.items())
+        named = [f"{_name(ranks)} on host {host!r}" for host, ranks in hosts.items()]
+        more = [f"{len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+        return " and ".join(named + more)
 
 
 def _name(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-MOST_VOTERS = 64
-"""The members of a vote over a network: each may send its vote to all others, which is too much for many. In a
-hierarchy also those of a host, which may vote over the network as well."""
+MOST_NAMED = 64
+"""The members that a message names at most: each rank of a large world may send such a message to rank 0."""
+
+MOST_LINKED = 64
+"""The members of a TCP group at most each of which is connected to all others, and votes with all of them."""
+
+
+def is_large(size: int) -> bool:
+    """Whether a TCP group of ``size`` members is: a member is connected to some of the others only."""
+    return size > MOST_LINKED
 
 
 Call: TypeAlias = Callable[[], None]

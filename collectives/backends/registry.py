@@ -10,8 +10,9 @@ from functools import partial
 from typing import NamedTuple
 
 from collectives.api import Parameters, SettingsError, Topology
-from collectives.backends.base import Backend, Bootstrap, Group
+from collectives.backends.base import Backend, Bootstrap, Group, is_large
 from collectives.backends.hierarchical.backend import CROSS, FLAT, LOCAL, HierarchicalBackend, HierarchicalBootstrap
+from collectives.backends.hierarchical.grid import GridBackend
 from collectives.cores import Cores
 from collectives.net.interfaces import LOOPBACK
 from collectives.settings import CPU_OPERATIONS, Settings
@@ -79,7 +80,7 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
                        and HOROVOD_HIERARCHICAL_ALLGATHER are both 0
     as asked           HOROVOD_CPU_OPERATIONS is not "auto"
     shm                all members are on one host, an x86-64
-    tcp                anything else
+    tcp                anything else, with more than 64 members in blocks
     =================  ==========================================================================
 
     A hierarchical backend consists of the backend that this table gives for the members of each host, of the one for
@@ -195,9 +196,10 @@ def _prepare_hierarchy(group: Group, topology: Topology, settings: Settings, add
         return _prepare_host(part, topology, settings, address)
 
     def prepare_flat(part: Group) -> Bootstrap:
-        return _PREPARE[_between(settings)](part, topology, settings, address)
+        name = _between(settings)
+        return (_linked_tcp if name == "tcp" else _PREPARE[name])(part, topology, settings, address)
 
-    parts = _prepare_parts(group, prepare, prepare, prepare_flat)
+    parts = _prepare_parts(group, group.by_host(), prepare, prepare, prepare_flat)
     parameters = Parameters(**staged(settings))
     return HierarchicalBootstrap(group, parts, lambda backends: HierarchicalBackend.of(group, backends, parameters))
 
@@ -217,17 +219,18 @@ def _prepare_gpu_hierarchy(group: Group, topology: Topology, settings: Settings,
         place = partial(device_at, local_rank=topology.local_rank)
         return StagedBackend(parts[LOCAL], parts.get(CROSS), parts[FLAT], columns, place)
 
-    return HierarchicalBootstrap(group, _prepare_parts(group, prepare, prepare_across, prepare), combine)
+    parts = _prepare_parts(group, group.by_host(), prepare, prepare_across, prepare)
+    return HierarchicalBootstrap(group, parts, combine)
 
 
 def _prepare_parts(
     group: Group,
+    hosts: Sequence[Sequence[int]],
     inside: Callable[[Group], Bootstrap],
     across: Callable[[Group], Bootstrap],
     flat: Callable[[Group], Bootstrap],
 ) -> dict[str, Bootstrap]:
     """The parts of a hierarchy: the members of this host, those of this column unless it is in none, and all."""
-    hosts = group.by_host()
     host = next(index for index, positions in enumerate(hosts) if group.position in positions)
     column = hosts[host].index(group.position)
     parts: dict[str, Bootstrap] = {}
@@ -255,6 +258,22 @@ def _shm(group: Group, topology: Topology, settings: Settings, address: str) -> 
 
 
 def _tcp(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
+    """In blocks where the group is large."""
+    if not is_large(group.size):
+        return _linked_tcp(group, topology, settings, address)
+
+    def prepare(part: Group) -> Bootstrap:
+        return _tcp(part, topology, settings, address)
+
+    def prepare_flat(part: Group) -> Bootstrap:
+        return _linked_tcp(part, topology, settings, address)
+
+    parts = _prepare_parts(group, GridBackend.divide(group), prepare, prepare, prepare_flat)
+    return HierarchicalBootstrap(group, parts, lambda backends: GridBackend.of(group, backends, Parameters()))
+
+
+def _linked_tcp(group: Group, topology: Topology, settings: Settings, address: str) -> Bootstrap:
+    """In one part."""
     from collectives.backends.tcp import TcpBootstrap
 
     crowded = Cores.of(topology).are_crowded

@@ -5,9 +5,11 @@ A steady step sends ``Ready`` and ``Run`` messages that hold integers only.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
@@ -324,7 +326,7 @@ def _pack_request(request: Request) -> bytes:
         request.prescale_factor,
         request.postscale_factor,
         request.process_set,
-        request.splits,
+        _pack_splits(request),
         request.device,
         request.group,
         request.group_size,
@@ -356,9 +358,27 @@ def _read_request(packed: bytes) -> Request:
         prescale,
         postscale,
         process_set,
-        tuple(splits),
+        _unpack_ranks(splits) if isinstance(splits, bytes) else tuple(splits),
         *rest,
     )
+
+
+SHORT_SET = 64
+
+
+def _pack_splits(request: Request) -> Any:
+    """Each rank of the world names all members of a set that it adds; a long list of them travels as its steps."""
+    splits = request.splits
+    if len(splits) <= SHORT_SET or request.operation not in (Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET):
+        return splits
+    steps = [splits[0], *(after - before for before, after in pairwise(splits))]
+    return zlib.compress(msgpack.packb(steps), LEVEL)
+
+
+@lru_cache(maxsize=16)
+def _unpack_ranks(packed: bytes) -> tuple[int, ...]:
+    """One object for the same list of all ranks."""
+    return tuple(accumulate(msgpack.unpackb(zlib.decompress(packed))))
 
 
 _interned = lru_cache(maxsize=8192)(_read_request)
@@ -494,13 +514,21 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     16: lambda seconds, waits, *rest: WaitReport(seconds, tuple(Waits(*fields) for fields in waits), *rest),
     17: Locate,
     18: _unpack_status,
+    19: lambda data: decode(zlib.decompress(data)),
 }
+COMPRESSED = 19
+LONG = 1 << 16
+"""Bytes. Longer messages are compressed, such as the addresses of the members of a large process set."""
+LEVEL = 1
+"""Of compression: rank 0 does it while the ranks wait."""
 
 
 def encode(message: Message) -> bytes:
     """The wire form of ``message``."""
     tag, pack = _PACK[type(message)]
     packed: bytes = msgpack.packb((tag, *pack(message)))
+    if len(packed) > LONG:
+        packed = msgpack.packb((COMPRESSED, zlib.compress(packed, LEVEL)))
     return packed
 
 
@@ -510,5 +538,5 @@ def decode(data: bytes) -> Message:
         tag, *fields = msgpack.unpackb(data)
         unpack: Callable[..., Message] = _UNPACK[tag]
         return unpack(*fields)
-    except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, LookupError, msgpack.UnpackException, zlib.error) as error:
         raise EngineError(f"a control message of {len(data)} bytes cannot be read: {error}") from error

@@ -23,6 +23,7 @@ from collectives.handshake.hello import (
 )
 from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, FatalHelloError, Listeners
 from collectives.net.attempts import ConnectAttempt
+from collectives.net.wire import send_together
 
 MOST_NAMED = 8
 QUESTION_SECONDS = 0.25
@@ -108,15 +109,12 @@ class Admission:
 
     def answer(self, value: object) -> None:
         """Send ``value`` to all peers. The loss of one is noticed by the next wait, or by the watch of the channel."""
-        content = pack_answer(value)
-        for rank, peer in self._peers.items():
-            try:
-                peer.wire.send(peer.sealed(content))
-            except TimeoutError as error:
-                text = f"rank {rank} did not read the answers of rank {self._end.hello.rank} in time"
-                raise CollectiveTimeoutError(f"{text}; its process may be stopped", [rank]) from error
-            except OSError:
-                continue
+        content, wires = pack_answer(value), {rank: peer.wire for rank, peer in self._peers.items()}
+        late = send_together(wires, self._end.attempt, content, lambda rank: self._peers[rank].proof(content))
+        if late:
+            some = f"rank {late[0]}" if len(late) == 1 else f"at least one of ranks {late}"
+            text = f"{some} did not read the answers of rank {self._end.hello.rank} in time"
+            raise CollectiveTimeoutError(f"{text}; its process may be stopped", late)
 
     def collect(self) -> dict[int, Any]:
         """The answer of each peer, by rank. Raises a peer's error, PeerLostError, or CollectiveTimeoutError."""

@@ -188,6 +188,8 @@ def join_center(end: LocalEnd, entries: Entries, process_sets: ProcessSets, offe
         connections = {rank: Connection(sock) for rank, sock in neighbours.items()}
         if forwarder is not None and forwarder.connections:
             connections, ranks = forwarder.connections, (end.hello.rank, *sorted(forwarder.connections))
+        if forwarder is not None:
+            forwarder.withdraw(entries)
         channel = _channel(end, center, ranks, connections, process_sets, speaks=bool(leads))
         stack.pop_all()
         for each in (admission, forwarder):

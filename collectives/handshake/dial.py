@@ -196,7 +196,7 @@ RETRY_SECONDS = 0.02
 
 def dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:
     """A connection to the listener of rank ``host``; ConnectionRefusedError where it no longer listens."""
-    if entry["host"] == end.hello.host:
+    if entry.get("host") == end.hello.host:
         try:
             return _open(end, socket.AF_UNIX, entry["unix"])
         except OSError as error:

@@ -118,6 +118,11 @@ class Entries:
         """This rank leads those of its host to the listener ``center`` of rank 0, and listens at ``entry``."""
         self._store.set(self._leader_key(center), msgpack.packb(entry))
 
+    def withdraw_leader(self, center: str) -> None:
+        """All ranks of this host have come."""
+        with suppress(OSError, HorovodInternalError, SettingsError):
+            self._store.delete(self._leader_key(center))
+
     def leader(self, center: str, seconds: float) -> Any:
         """The entry of the leader of this rank's host. Raises CollectiveTimeoutError."""
         return msgpack.unpackb(self._store.get(self._leader_key(center), seconds))

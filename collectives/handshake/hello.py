@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from collectives.controller.errors import ErrorData, pack, unpack
 from collectives.controller.messages import Abort, decode, encode
 from collectives.cores import usable_numbers
 from collectives.net.attempts import ConnectAttempt
-from collectives.net.frames import seal
+from collectives.net.frames import proof, seal
 from collectives.net.wire import Wire
 
 
@@ -93,9 +94,19 @@ def unpack_hello(data: bytes) -> tuple[Hello, bytes, str]:
     return Hello(rank, size, host, tuple(cores), dict(configuration), job, round), nonce, admission
 
 
+LONG_ANSWER = 1 << 16
+"""Bytes. Longer answers, which only large worlds have, are compressed: each host gets the addresses of all ranks."""
+COMPRESSED = True
+"""In the place of the error of an answer: the rest is another answer, compressed."""
+LEVEL = 1
+"""Of compression: rank 0 does it once, but while all wait."""
+
+
 def pack_answer(value: object, error: BaseException | None = None) -> bytes:
     """``value``, or the ``error`` that keeps the ranks from connecting."""
     packed: bytes = msgpack.packb((_error_fields(error), value if error is None else None))
+    if len(packed) > LONG_ANSWER:
+        packed = msgpack.packb((COMPRESSED, zlib.compress(packed, LEVEL)))
     return packed
 
 
@@ -115,6 +126,10 @@ class Peer:
         """Send ``value``, or the ``error`` that keeps the ranks from connecting."""
         self.wire.send(self.sealed(pack_answer(value, error)))
 
+    def proof(self, content: bytes) -> bytes:
+        """What precedes ``content`` in :meth:`sealed`."""
+        return proof(self.secret, self.nonce, content)
+
     def sealed(self, content: bytes) -> bytes:
         """``content``, of :func:`pack_answer`, with the proof for this peer."""
         return seal(self.secret, self.nonce, content)
@@ -131,12 +146,21 @@ def unpack_answer(data: bytes) -> Any:
     if fields is None:
         (value,) = rest
         return value
+    if fields is COMPRESSED:
+        return unpack_answer(_decompressed(*rest))
     if not isinstance(fields, list):
         raise _farewell(data)
     kind, text, details = fields
     if kind == SettingsError.__name__:
         raise SettingsError(text)
     raise unpack(ErrorData(kind, text, tuple(details)))
+
+
+def _decompressed(data: bytes) -> bytes:
+    try:
+        return zlib.decompress(data)
+    except zlib.error as error:
+        raise ValueError(f"an answer of {len(data)} bytes cannot be read: {error}") from error
 
 
 def _farewell(data: bytes) -> HorovodInternalError:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError, override
-from collectives.handshake.admission import Admission
+from collectives.handshake.admission import MOST_NAMED, Admission
 from collectives.handshake.hello import Hello, LocalEnd, objection, unpack_answer, unpack_hello
 from collectives.net.relay import GONE, unpack_envelope
 
@@ -94,7 +94,11 @@ class HostsAdmission(Admission):
     # Ranks that are late.
 
     def _absent(self) -> CollectiveTimeoutError:
-        return self._stopped() or super()._absent()
+        stopped = self._stopped()
+        if stopped is None:
+            return super()._absent()
+        text = f"{stopped}; ranks {self._missing[:MOST_NAMED]} did not come, which may be of their hosts"
+        return CollectiveTimeoutError(text, stopped.ranks)
 
     def _without_offer(self, found: Collection[int]) -> CollectiveTimeoutError:
         if (stopped := self._stopped()) is not None:

@@ -36,10 +36,17 @@ class Forwarder(Admission):
         self.connections: dict[int, Connection] = {}
         self._said: list[bytes] = []
         self._center: Callee | None = None
+        self._published = ""
 
     def publish(self, entries: Entries, center: str) -> None:
         """The other ranks of this host find this one in the store, if they know the listener ``center`` of rank 0."""
+        self._published = center
         entries.publish_leader(center, self.entry | {"rank": self._end.hello.rank})
+
+    def withdraw(self, entries: Entries) -> None:
+        """The start has succeeded: nobody looks for this rank any more."""
+        if self._published:
+            entries.withdraw_leader(self._published)
 
     def attach(self, center: Callee) -> None:
         """Say what the followers have said to ``center``, rank 0, which has this rank's hello."""

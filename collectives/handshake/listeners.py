@@ -52,12 +52,9 @@ class Listeners:
                 listeners.append(stack.enter_context(self._listen(socket.AF_UNIX, name)))
             stack.pop_all()
         self.by_descriptor = {listener.fileno(): listener for listener in listeners}
-        self.entry = {
-            "id": secrets.token_hex(8),
-            "host": self._hello.host if self._within_host else "",
-            "unix": name,
-            "tcp": remote.getsockname(),
-        }
+        self.entry = {"id": secrets.token_hex(8), "tcp": remote.getsockname()}
+        if self._within_host:
+            self.entry |= {"host": self._hello.host, "unix": name}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +106,7 @@ class Candidates:
         self,
         end: LocalEnd,
         listeners: Listeners,
-        poller: select.poll,
+        poller: select.poll | select.epoll,
         expected: int,
         admit: Callable[[Peer], None],
     ) -> None:
@@ -127,6 +124,12 @@ class Candidates:
         """Close the connections."""
         for candidate in self._waiting.values():
             candidate.wire.sock.close()
+
+    def shut_down(self) -> None:
+        """End the connections, which :meth:`close` releases; from any thread."""
+        for candidate in list(self._waiting.values()):
+            with suppress(OSError):
+                candidate.wire.sock.shutdown(socket.SHUT_RDWR)
 
     def next_look(self) -> float:
         """When :meth:`make_room` must be called at the latest, in monotonic seconds."""

@@ -50,7 +50,12 @@ def check_digest(given: bytes, secret: bytes, *fields: bytes | bytearray) -> Non
 
 def seal(secret: bytes, nonce: bytes, content: bytes) -> bytes:
     """``content`` behind the proof that its sender knows ``secret`` and has seen ``nonce``."""
-    return digest(secret, nonce, content) + content
+    return proof(secret, nonce, content) + content
+
+
+def proof(secret: bytes, nonce: bytes, content: bytes) -> bytes:
+    """What precedes ``content`` in :func:`seal`."""
+    return digest(secret, nonce, content)
 
 
 def unseal(secret: bytes, nonce: bytes, sealed: bytes) -> bytes:

@@ -219,6 +219,8 @@ class SocketChannel(Channel):
 
     def _lose(self, rank: int) -> None:
         with self._watching:
+            if rank in self._lost:  # the relay of a follower may tell what its leader has told before
+                return
             self._lost.append(rank)
             on_lost = self._on_lost
         on_lost(rank)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
+from collections.abc import Callable, Mapping, Sequence
 
 from collectives.api import PeerLostError
 from collectives.net.attempts import ConnectAttempt
@@ -84,6 +86,18 @@ class Wire:
             except BlockingIOError:
                 self._await(select.POLLOUT)
 
+    def send_some(self, unsent: Sequence[memoryview]) -> list[memoryview]:
+        """Send of ``unsent`` what the other side can take now; returns the rest. Raises OSError."""
+        try:
+            sent = self.sock.sendmsg(unsent, (), socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        rest = []
+        for view in unsent:
+            rest += [view[sent:]] if sent < len(view) else []
+            sent = max(0, sent - len(view))
+        return rest
+
     def _some(self, most: int) -> bytes:
         piece = self.sock.recv(min(most, READ_BYTES))
         if not piece:
@@ -93,6 +107,40 @@ class Wire:
     def _await(self, event: int) -> None:
         if not self.attempt.wait({self.sock.fileno(): event}):
             raise TimeoutError("the other side did not answer in time")
+
+
+def send_together(
+    wires: Mapping[int, Wire], attempt: ConnectAttempt, content: bytes, prefix: Callable[[int], bytes]
+) -> list[int]:
+    """Send each of ``wires`` a frame of its ``prefix(key)`` and ``content``; a slow one keeps no other waiting.
+
+    Returns the keys of those that could not take it in time. A connection that breaks is left to its owner. Raises the
+    error that ``attempt`` was aborted with.
+    """
+    unsent: dict[int, tuple[int, list[memoryview]]] = {}
+    poller = select.poll()
+    for key, wire in wires.items():
+        begin = prefix(key)
+        header = LENGTH.pack(len(begin) + len(content))
+        unsent[wire.sock.fileno()] = key, [memoryview(header + begin), memoryview(content)]
+        poller.register(wire.sock, select.POLLOUT)
+    while unsent and (ready := attempt.poll(poller, math.inf)):
+        for descriptor in unsent.keys() & set(ready):
+            key, rest = unsent[descriptor]
+            rest = _rest_after(wires[key], rest)
+            unsent[descriptor] = key, rest
+            if not rest:
+                del unsent[descriptor]
+                poller.unregister(descriptor)
+    return [key for key, _ in unsent.values()]
+
+
+def _rest_after(wire: Wire, unsent: Sequence[memoryview]) -> list[memoryview]:
+    """What :meth:`Wire.send_some` leaves of ``unsent``; nothing where the connection is broken."""
+    try:
+        return wire.send_some(unsent)
+    except OSError:
+        return []
 
 
 def introduce(sock: socket.socket, secret: bytes, hello: bytes, end: str) -> tuple[Sealer, Opener]:

@@ -380,7 +380,7 @@ class Driver:
         """The place of ``worker``: that of a newcomer is the one it would have if it joined now."""
         slot = self._worlds.slots.get(worker)
         is_newcomer = slot is None
-        place = self._job.place(slot or self._worlds.slot_with(worker, host), is_newcomer)
+        place = self._job.place(slot or self._worlds.published.slot_with(host), is_newcomer)
         if not self._limits.is_elastic:
             return place
         identity = WorkerIdentity(worker, self._worlds.published.round, is_newcomer)
@@ -553,11 +553,11 @@ class Driver:
             return
         world = self._worlds.present.get(report.round)
         accused = None if world is None else world.workers_of(report.ranks)
-        judgement = self._deaths.judge(accuser, accused, self.members)
+        judgement = self._deaths.judge(accuser, accused, self._worlds.slots)
         for worker in judgement.dead:
             self._agents.kill(worker)
             self.failed(worker, SILENT)
         for worker in judgement.dismissed:
             self._agents.kill(worker)
-        if judgement.has_failed:
+        if judgement.has_failed and report.round == self._worlds.published.round:
             self._handle(WorldFailed(report.round, report.text))

@@ -11,8 +11,11 @@ report, which all workers make again for the n-th time.
 from __future__ import annotations
 
 import json
+import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 
 from collectives import Topology, World
 from executors.api import Slot, counted
@@ -23,7 +26,7 @@ def assign_ranks(hosts: Sequence[str]) -> list[Slot]:
 
     Hosts are taken in order of first appearance, so that the first worker is rank 0; ranks are dense on each host.
     """
-    order = [i for host in dict.fromkeys(hosts) for i, other in enumerate(hosts) if other == host]
+    order = [worker for own in _by_host(hosts).values() for worker in own]
     slots = dict(zip(order, slots_of([hosts[worker] for worker in order]), strict=True))
     return [slots[worker] for worker in range(len(hosts))]
 
@@ -33,21 +36,31 @@ def slots_of(hosts: Sequence[str]) -> list[Slot]:
 
     ``cross_rank`` counts the hosts before this one that have a rank with the same local rank.
     """
-    ranks = {host: [rank for rank, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)}
+    ranks = _by_host(hosts)
+    peers = Counter(local_rank for own in ranks.values() for local_rank in range(len(own)))
+    before: Counter[int] = Counter()
     slots: dict[int, Slot] = {}
     for host, own in ranks.items():
         for local_rank, rank in enumerate(own):
-            peers = [name for name, others in ranks.items() if len(others) > local_rank]
             slots[rank] = Slot(
                 host=host,
                 rank=rank,
                 size=len(hosts),
                 local_rank=local_rank,
                 local_size=len(own),
-                cross_rank=peers.index(host),
-                cross_size=len(peers),
+                cross_rank=before[local_rank],
+                cross_size=peers[local_rank],
             )
+        before.update(range(len(own)))
     return [slots[rank] for rank in range(len(hosts))]
+
+
+def _by_host(hosts: Sequence[str]) -> dict[str, list[int]]:
+    """The places of each host in ``hosts``; the hosts in order of first appearance."""
+    places: dict[str, list[int]] = {}
+    for place, host in enumerate(hosts):
+        places.setdefault(host, []).append(place)
+    return places
 
 
 CALL = "call"
@@ -77,7 +90,13 @@ class WorldCall:
         return cls(int(data.removesuffix(RETURNED)), data.endswith(RETURNED))
 
 
-@dataclass(frozen=True, slots=True)
+LONG = 1 << 12
+"""Bytes. Longer values of worlds are compressed: each worker of the job fetches each of them."""
+BRACE = b"{"
+"""The first byte of a value that is not compressed."""
+
+
+@dataclass(frozen=True)
 class Published:
     """The world of ``round``: its ``workers`` and the host of each, in the order in which they get ranks.
 
@@ -93,12 +112,13 @@ class Published:
 
     def encode(self) -> bytes:
         """The value in the store."""
-        return json.dumps(asdict(self)).encode()
+        data = json.dumps({field.name: getattr(self, field.name) for field in fields(self)}).encode()
+        return data if len(data) <= LONG else zlib.compress(data)
 
     @classmethod
     def decode(cls, data: bytes) -> Published:
         """The reverse of :meth:`encode`."""
-        given = json.loads(data)
+        given = json.loads(data if data.startswith(BRACE) else _decompressed(data))
         given["workers"] = tuple((worker, host) for worker, host in given["workers"])
         return cls(**given)
 
@@ -119,23 +139,65 @@ class Published:
         )
         return World(job, self.round, topology, slot.host, rendezvous if slot.size > 1 else None)
 
-    def slots(self) -> dict[str, Slot]:
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """The workers, in their order."""
+        return tuple(worker for worker, _ in self.workers)
+
+    def slots(self) -> Mapping[str, Slot]:
         """The slot of each worker."""
+        return self._slots
+
+    @cached_property
+    def _slots(self) -> dict[str, Slot]:
+        """Thousands of ranks may ask, and accuse each other."""
         slots = assign_ranks([host for _, host in self.workers])
         return {worker: slot for (worker, _), slot in zip(self.workers, slots, strict=True)}
 
+    @cached_property
+    def _workers(self) -> dict[int, tuple[int, str]]:
+        """Rank -> the place of its worker in this world, and the worker."""
+        return {slot.rank: (place, worker) for place, (worker, slot) in enumerate(self._slots.items())}
+
+    def slot_with(self, host: str) -> Slot:
+        """The slot of a newcomer on ``host``, if it joined this world now."""
+        counts = self._counts
+        place, order = counts[host], list(counts) if host in counts else [*counts, host]
+        before = order[: order.index(host)]
+        return Slot(
+            host=host,
+            rank=sum([counts[other] for other in before]) + place,
+            size=len(self.workers) + 1,
+            local_rank=place,
+            local_size=place + 1,
+            cross_rank=sum([counts[other] > place for other in before]),
+            cross_size=sum([count > place for count in counts.values()]) + 1,
+        )
+
+    @cached_property
+    def _counts(self) -> Counter[str]:
+        """The number of workers of each host, in the order of the hosts."""
+        return Counter(host for _, host in self.workers)
+
     def worker_of(self, rank: int) -> str | None:
         """The worker that has ``rank``; None if there is no such rank."""
-        return next((worker for worker, slot in self.slots().items() if slot.rank == rank), None)
+        return self._workers[rank][1] if rank in self._workers else None
 
     def workers_of(self, ranks: Collection[int]) -> list[str]:
         """The workers that have ``ranks``, in the order of this world."""
-        return [worker for worker, slot in self.slots().items() if slot.rank in ranks]
+        return [worker for _, worker in sorted(self._workers[rank] for rank in {*ranks} & self._workers.keys())]
 
     def rank_of(self, worker: str) -> int | None:
         """The rank of ``worker``; None if it is no member."""
         slot = self.slots().get(worker)
         return None if slot is None else slot.rank
+
+
+def _decompressed(data: bytes) -> bytes:
+    try:
+        return zlib.decompress(data)
+    except zlib.error as error:
+        raise ValueError(f"a world of {len(data)} bytes cannot be read: {error}") from error
 
 
 NO_WORLD = Published(-1)
@@ -151,8 +213,8 @@ class WorldHistory:
 
     def __init__(self) -> None:
         self.published = self.formed = NO_WORLD
-        self.slots: dict[str, Slot] = {}
-        self._formed_slots: dict[str, Slot] = {}
+        self.slots: Mapping[str, Slot] = {}
+        self._formed_slots: Mapping[str, Slot] = {}
         self.present: dict[int, Published] = {}
 
     @property
@@ -163,7 +225,7 @@ class WorldHistory:
     @property
     def members(self) -> tuple[str, ...]:
         """The workers of the last one."""
-        return tuple(worker for worker, _ in self.published.workers)
+        return self.published.members
 
     def publish(self, world: Published) -> None:
         """``world`` is the next one."""
@@ -187,10 +249,6 @@ class WorldHistory:
         """The rank that ``worker`` has had itself: it may never enter the world that was published last."""
         slot = self._formed_slots.get(worker) or self.slots.get(worker)
         return None if slot is None else slot.rank
-
-    def slot_with(self, worker: str, host: str) -> Slot:
-        """The slot of a newcomer on ``host``, if it joined the last world now."""
-        return Published(-1, (*self.published.workers, (worker, host))).slots()[worker]
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,7 @@ class Deaths:
         """
         if accused is None:
             return AccusationVerdict(dismissed=(accuser,) if accuser in self.former else ())
-        dead = tuple(sorted((set(accused) - {accuser}) & set(members)))
+        dead = tuple(sorted(worker for worker in {*accused} - {accuser} if worker in members))
         return AccusationVerdict(dead, has_failed=not dead)
 
     def is_unexplained(self, worker: str) -> bool:

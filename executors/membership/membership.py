@@ -110,7 +110,7 @@ class Membership:
         self._now, self._actions = now, []
         if not self._is_over:
             self._note(event)
-            self._decide()
+            self._decide(is_ready=isinstance(event, WorkerReady))
         return self._actions
 
     def host_of(self, worker: str) -> str:
@@ -233,17 +233,11 @@ class Membership:
 
     # Decisions.
 
-    def _decide(self) -> None:
+    def _decide(self, is_ready: bool) -> None:
+        """If only a newcomer ``is_ready``, nobody starts or ends because of that: hundreds may come at once."""
         self._is_waiting = False
-        for step in (
-            self._check_limits,
-            self._check_end,
-            self._stop,
-            self._start,
-            self._leave_overdue,
-            self._publish,
-            self._check_shortage,
-        ):
+        starts = () if is_ready else (self._stop, self._start, self._leave_overdue)
+        for step in (self._check_limits, self._check_end, *starts, self._publish, self._check_shortage):
             if not self._is_over and not self._is_waiting:
                 step()
         self.deadline = None if self._is_over else self._next_moment()
@@ -315,8 +309,11 @@ class Membership:
             self._actions += [Overdue(host, late, until, go_on)] if late else []
 
     def _publish(self) -> None:
-        workers, planned = self._next_workers(), not self._is_short()
-        if len(workers) < self._needed() or (planned and not self._may_plan(workers)):
+        planned = not self._is_short()
+        if planned and not self._may_plan():
+            return
+        workers = self._next_workers()
+        if len(workers) < self._needed() or (planned and not self._is_time_for(workers)):
             return
         if planned:
             self._count_resize(workers)
@@ -396,9 +393,9 @@ class Membership:
             return False
         return not self._newcomers() and min(self._hosts.openings(), default=math.inf) == math.inf
 
-    def _may_plan(self, workers: Sequence[str]) -> bool:
-        """Whether to plan a change to ``workers``: one at a time, because the ranks might take different ones."""
-        return self.published.round not in self._unformed and self._is_time_for(workers)
+    def _may_plan(self) -> bool:
+        """Whether to plan a change: one at a time, because the ranks might take different ones."""
+        return self.published.round not in self._unformed
 
     def _is_time_for(self, workers: Sequence[str]) -> bool:
         """Whether to change to ``workers`` now: not if nothing changes, if the job may not grow any more, or if further
@@ -446,12 +443,12 @@ class Membership:
 
     def _staying(self) -> set[str]:
         """The workers that their hosts have room for, and that do not leave by themselves."""
-        staying: Counter[str] = Counter()
+        room = {host: self._hosts.room(host) for host in {worker.host for worker in self._workers.values()}}
         found = set()
         for name in self._in_order():
             worker = self._workers[name]
-            if not (worker.is_draining or worker.leaves) and staying[worker.host] < self._hosts.room(worker.host):
-                staying[worker.host] += 1
+            if not (worker.is_draining or worker.leaves) and room[worker.host]:
+                room[worker.host] -= 1
                 found.add(name)
         return found
 

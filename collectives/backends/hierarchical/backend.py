@@ -19,11 +19,11 @@ anything else  that of the flat backend, which has all members             L tim
 A ring of all P ranks has each host send 2 S (P - 1) / P for an allreduce, a direct exchange L times what this one does.
 
 Up to SMALL bytes column 0 carries all: a message costs more than its bytes. A reducescatter of so few, and one where
-hosts have different numbers of members, is that of the flat backend. A 16-bit float is rounded twice, once on
-its host and once across; the flat backends round once. Prescaling happens in the first stage and postscaling in the
-last reduction, so that integers come out as in a single reduction. Each element is reduced by one member of each host
-and then identically on all hosts: results are bit-identical. The flat backend averages integers: the sum may not fit
-their type.
+hosts have different numbers of members, is that of the flat backend, in a large group an allreduce. A 16-bit float is
+rounded twice, once on its host and once across; the flat backends round once. Prescaling happens in the first stage and
+postscaling in the last reduction, so that integers come out as in a single reduction. Each element is reduced by one
+member of each host and then identically on all hosts: results are bit-identical. The flat backend averages integers:
+the sum may not fit their type.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, Parameters, ReduceOp, override
 from collectives.backends.base import (
-    MOST_VOTERS,
     Backend,
     Bootstrap,
     Group,
@@ -49,6 +48,7 @@ from collectives.backends.base import (
     OnWait,
     Vote,
     ignore_waits,
+    is_large,
 )
 from collectives.backends.hierarchical.thread import Outcome, StageThread
 from collectives.backends.hierarchical.vote import HostsVote
@@ -75,10 +75,11 @@ class HierarchicalBootstrap(Bootstrap):
     @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> Backend:
         found = [msgpack.unpackb(offer) for offer in offers]
+        places = {rank: position for position, rank in enumerate(self.group.ranks)}
         backends: dict[str, Backend] = {}
         try:
             for name, part in self._parts.items():
-                positions = [self.group.ranks.index(rank) for rank in part.group.ranks]
+                positions = [places[rank] for rank in part.group.ranks]
                 backends[name] = part.connect([found[position][name] for position in positions], attempt)
         except BaseException as error:
             for backend in backends.values():
@@ -94,6 +95,8 @@ class HierarchicalBootstrap(Bootstrap):
 
 
 SMALL = 1 << 16
+MOST_KEPT = 1 << 24
+"""Bytes that all members reduce at once where each keeps a part only."""
 
 Span = tuple[int, int]
 
@@ -126,7 +129,7 @@ class HierarchicalBackend(HostBackend, OffersVote):
         parameters: Parameters,
     ) -> None:
         super().__init__(group)
-        self._hosts = hosts = group.by_host()
+        self._hosts = hosts = self.divide(group)
         self._columns = min(map(len, hosts))
         self._host = next(index for index, members in enumerate(hosts) if group.position in members)
         self._local, self._cross, self._flat = local, cross, flat
@@ -136,8 +139,14 @@ class HierarchicalBackend(HostBackend, OffersVote):
         self._voting = 0.0  # seconds of waits in rounds that led to an operation, since the last waited()
         self._parameters = parameters
         self._workspaces = Workspace(), Workspace()
+        self._whole = Workspace()
         self._network = StageThread("hvd-across")
         self._on_wait: OnWait = ignore_waits
+
+    @classmethod
+    def divide(cls, group: Group) -> list[list[int]]:
+        """The positions on each host of ``group``."""
+        return group.by_host()
 
     @classmethod
     def of(cls, group: Group, parts: Mapping[str, Backend], parameters: Parameters) -> HierarchicalBackend:
@@ -151,7 +160,7 @@ class HierarchicalBackend(HostBackend, OffersVote):
     @override
     def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: ReductionKernel) -> None:
         with self._all_or_none():
-            if not self._parameters.hierarchical_allreduce or how.op is ReduceOp.AVERAGE:
+            if not self._reduces_in_stages(how):
                 self._flat.allreduce_arrays(sources, destinations, how)
                 return
             source = Segments(sources)
@@ -172,6 +181,8 @@ class HierarchicalBackend(HostBackend, OffersVote):
         with self._all_or_none():
             if self._scatters_in_stages(sum(counts), how):
                 self._scatter(Segments(sources), destinations, counts, how)
+            elif is_large(self.size) and self._reduces_in_stages(how):
+                self._reduce_and_keep(Segments(sources), Segments(destinations), counts, how)
             else:
                 self._flat.reducescatter_arrays(sources, destinations, counts, how)
 
@@ -215,8 +226,8 @@ class HierarchicalBackend(HostBackend, OffersVote):
     @override
     def vote(self) -> Vote | None:
         """The members agree on each host, then the hosts, before the stages begin."""
-        if not isinstance(self._flat, OffersVote) or max(len(self._hosts), *map(len, self._hosts)) > MOST_VOTERS:
-            return None  # on all members: they know the hosts, and if one part offers a vote, all do
+        if not isinstance(self._flat, OffersVote):
+            return None  # on all members: if one part offers votes, all do
         inside, across = _board_of(self._local), _board_of(self._cross) if self._local.rank == 0 else None
         assert inside is not None
         assert (across is None) == (self._local.rank > 0)
@@ -321,10 +332,26 @@ class HierarchicalBackend(HostBackend, OffersVote):
         self._network.finish(crossing, self._on_wait)
         self._hand_out(piece)
 
+    def _reduces_in_stages(self, how: ReductionKernel) -> bool:
+        return self._parameters.hierarchical_allreduce and how.op is not ReduceOp.AVERAGE
+
     def _scatters_in_stages(self, count: int, how: ReductionKernel) -> bool:
-        is_asked = self._parameters.hierarchical_allreduce and how.op is not ReduceOp.AVERAGE
         has_owners = self._columns == max(map(len, self._hosts))  # each member is in a column
-        return is_asked and has_owners and count * how.dtype.itemsize > SMALL
+        return self._reduces_in_stages(how) and has_owners and count * how.dtype.itemsize > SMALL
+
+    def _reduce_and_keep(
+        self, source: Segments, destination: Segments, counts: Sequence[int], how: ReductionKernel
+    ) -> None:
+        """Twice the bytes of the flat backend, but that would connect each member of a large group to all others."""
+        first, last = _spans(counts)[self.rank]
+        step = MOST_KEPT // how.dtype.itemsize
+        for start in range(0, len(source), step):
+            stop = min(start + step, len(source))
+            whole = self._whole.take(stop - start, how.dtype)
+            self.allreduce_arrays(source.parts(start, stop), [whole], how)
+            lower, upper = max(first, start), min(last, stop)
+            if lower < upper:
+                destination.write(lower - first, whole[lower - start : upper - start])
 
     def _scatter(
         self, source: Segments, destinations: Sequence[Array], counts: Sequence[int], how: ReductionKernel

@@ -25,16 +25,15 @@ as long as the hub has no more than 1 MB to pass on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from collectives.api import DType, override
-from collectives.backends.base import MOST_VOTERS, Group, OffersVote, Vote
+from collectives.backends.base import OffersVote, Vote, is_large
 from collectives.backends.host import Array, Bytes
 from collectives.backends.messaging import MessagingBackend
 from collectives.backends.phases import phase
-from collectives.backends.tcp.link import TcpLink
 from collectives.backends.tcp.reducing import Data, Span, even_spans
 from collectives.backends.tcp.transport import TcpTransport, TcpVote
 from collectives.backends.transport import parts
@@ -50,13 +49,11 @@ PIECE = 1 << 24
 
 
 class TcpBackend(MessagingBackend, OffersVote):
-    """A member of ``group`` with ``links`` to all others, by position. See :class:`TcpTransport`."""
+    """A member of the group of ``transport``, which it owns."""
 
-    def __init__(
-        self, group: Group, links: Mapping[int, TcpLink], timeout: float, crowded: bool, in_star: bool = False
-    ) -> None:
-        self._tcp = TcpTransport(group, links, timeout, crowded, in_star)
-        super().__init__(self._tcp)
+    def __init__(self, transport: TcpTransport) -> None:
+        super().__init__(transport)
+        self._tcp = transport
 
     @override
     def allreduce_arrays(self, sources: Sequence[Array], destinations: Sequence[Array], how: ReductionKernel) -> None:
@@ -114,8 +111,8 @@ class TcpBackend(MessagingBackend, OffersVote):
 
     @override
     def vote(self) -> Vote | None:
-        """The first exchange of an operation is a round of the vote."""
-        return TcpVote(self._tcp) if self.size <= MOST_VOTERS else None
+        """The first exchange of an operation is a round of the vote. A large group has none: most links are missing."""
+        return None if is_large(self.size) else TcpVote(self._tcp)
 
     def _reduce_at_once(self, source: Segments, destination: Segments, how: ReductionKernel) -> None:
         count = len(source)

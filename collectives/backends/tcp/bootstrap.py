@@ -2,72 +2,29 @@
 
 from __future__ import annotations
 
-import select
 import socket
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import msgpack
 
 from collectives.api import CollectiveTimeoutError, override
-from collectives.backends.base import Bootstrap, Group
+from collectives.backends.base import Bootstrap, Group, is_large
 from collectives.backends.tcp.backend import TcpBackend
 from collectives.backends.tcp.encryption import Encryption
-from collectives.backends.tcp.link import SecureLink, TcpLink
+from collectives.backends.tcp.sparse import SparseTransport
+from collectives.backends.tcp.switchboard import Switchboard, TcpReception, close_all, link_over
+from collectives.backends.tcp.transport import TcpTransport
 from collectives.handshake.dial import BrokenCallError, GoneError, NoListenerError, call
-from collectives.handshake.hello import Hello, LocalEnd, Peer, objection
-from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, Listeners
+from collectives.handshake.hello import Hello, LocalEnd
+from collectives.handshake.listeners import MOST_CANDIDATES, Listeners
 from collectives.net.attempts import ConnectAttempt
 
 
 def listeners_of(hello: Hello, address: str) -> Listeners:
     """Those of a member with this ``hello`` at ``address``; strangers have room in the queue, too."""
     return Listeners(hello, address, hello.size + MOST_CANDIDATES, within_host=False)
-
-
-class TcpReception:
-    """Admits the members of ``group`` at the positions ``expected``, which call ``listeners``."""
-
-    def __init__(self, end: LocalEnd, group: Group, listeners: Listeners, expected: Collection[int]) -> None:
-        self._end = end
-        self._group = group
-        self._missing = {group.ranks[position]: position for position in expected}
-        self._poller = select.poll()
-        self._candidates = Candidates(end, listeners, self._poller, len(expected), self._admit)
-        self.admitted: dict[int, socket.socket] = {}
-        """The connections of the admitted members, by position; the caller owns them."""
-
-    def admit_all(self) -> None:
-        """Return when all have come. Raises CollectiveTimeoutError that names the missing ones."""
-        with closing(self._candidates):
-            while self._missing:
-                self._candidates.make_room()
-                ready = self._end.attempt.poll(self._poller, self._candidates.next_look())
-                if self._end.attempt.is_over:
-                    raise self._late()
-                for descriptor in ready:
-                    self._candidates.attend(descriptor)
-
-    def _admit(self, peer: Peer) -> None:
-        sock, refusal = peer.wire.sock, objection(peer.hello, self._end.hello, self._missing)
-        try:
-            peer.answer(None, refusal)
-        except BaseException:
-            sock.close()
-            raise
-        if refusal is None:
-            self.admitted[self._missing.pop(peer.hello.rank)] = sock
-        else:
-            sock.close()
-            self._candidates.warn("a connection", f": {refusal}")
-
-    def _late(self) -> CollectiveTimeoutError:
-        return CollectiveTimeoutError(
-            f"{self._group.describe(self._missing.values())} did not connect in time; look at their output, or raise "
-            "HOROVOD_GLOO_TIMEOUT_SECONDS",
-            list(self._missing),
-        )
 
 
 class TcpBootstrap(Bootstrap):
@@ -88,6 +45,7 @@ class TcpBootstrap(Bootstrap):
         self._address = address
         self._secret = secret
         self._crowded = crowded
+        self._has_given_up_listeners = False
         self._listeners = listeners_of(self._hello, address)
         try:
             self._listeners.__enter__()
@@ -98,21 +56,34 @@ class TcpBootstrap(Bootstrap):
 
     @override
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> TcpBackend:
-        """A member calls first, in the order of the members, and then admits: so nobody waits in a circle."""
+        """A member calls first, in the order of the members, and then admits: so nobody waits in a circle.
+
+        In a large group it does neither before an operation needs that.
+        """
         end = LocalEnd(self._hello, self._secret, self._address, self._timeout, attempt)
+        transport = self._connect_later(end, offers) if is_large(self.group.size) else self._connect_all(end, offers)
+        return TcpBackend(transport)
+
+    def _connect_later(self, end: LocalEnd, offers: Sequence[bytes]) -> TcpTransport:
+        switchboard = Switchboard(self.group, end, offers, self._listeners, self._encryption)
+        self._has_given_up_listeners = True
+        return SparseTransport(self.group, switchboard, self._timeout, self._crowded)
+
+    def _connect_all(self, end: LocalEnd, offers: Sequence[bytes]) -> TcpTransport:
         found: dict[int, socket.socket] = {}
         with ExitStack() as stack:
-            stack.callback(_close_all, found)
+            stack.callback(close_all, found)
             for position in range(self.group.position):
                 found[position] = self._call(end, position, offers[position])
             reception = TcpReception(end, self.group, self._listeners, range(self.group.position + 1, self.group.size))
-            stack.callback(_close_all, reception.admitted)
+            stack.callback(close_all, reception.admitted)
             reception.admit_all()
             found.update(reception.admitted)
-            links = {position: self._link(found, position, attempt) for position in self.group.others}
-            backend = TcpBackend(self.group, links, self._timeout, self._crowded, _in_star(offers))
+            link = partial(link_over, found, group=self.group, encryption=self._encryption, attempt=end.attempt)
+            links = {position: link(position) for position in self.group.others}
+            transport = TcpTransport(self.group, links, self._timeout, self._crowded, _in_star(offers))
             stack.pop_all()
-        return backend
+        return transport
 
     def _call(self, end: LocalEnd, position: int, offer: bytes) -> socket.socket:
         """The connection to the member at ``position``.
@@ -129,26 +100,10 @@ class TcpBootstrap(Bootstrap):
             raise CollectiveTimeoutError(text, self.group.ranks_at([position])) from error
         return callee.sock
 
-    def _link(self, found: dict[int, socket.socket], position: int, attempt: ConnectAttempt) -> TcpLink:
-        """The link over the connection that was ``found``.
-
-        The members encrypt their connections in the order of the other members, so nobody waits in a circle.
-        """
-        if self._encryption is None:
-            return TcpLink(found[position], position)
-        is_server = self.group.position < position
-        sock = self._encryption.wrap(found[position], is_server, self.group.ranks[position], attempt)
-        found[position] = sock
-        return SecureLink(sock, position)
-
     @override
     def close(self) -> None:
-        self._listeners.__exit__()
-
-
-def _close_all(sockets: Mapping[int, socket.socket]) -> None:
-    for sock in sockets.values():
-        sock.close()
+        if not self._has_given_up_listeners:
+            self._listeners.__exit__()
 
 
 def _in_star(offers: Sequence[bytes]) -> bool:

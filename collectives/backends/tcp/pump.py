@@ -6,10 +6,10 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
-from collectives.backends.base import Group, OnWait, ignore_waits
+from collectives.backends.base import Call, Group, OnWait, ignore_waits
 from collectives.backends.tcp.link import TcpLink
 
 HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
@@ -78,9 +78,9 @@ class Pump:
     ``timeout`` bounds a silence of the other members, in seconds. ``crowded``: the host has more ranks than cores.
     """
 
-    def __init__(self, group: Group, links: Sequence[TcpLink], timeout: float, crowded: bool) -> None:
+    def __init__(self, group: Group, links: Iterable[TcpLink], timeout: float, crowded: bool) -> None:
         self._group = group
-        self._links = links
+        self._links = links = list(links)
         self._timeout = timeout
         self._spins = 0 if crowded else SPINS // max(1, len(links))
         self._early = min(self._spins, EARLY)
@@ -89,6 +89,8 @@ class Pump:
         self._error: Exception | None = None
         self._silent_since = self._attended = 0.0
         self.on_wait: OnWait = ignore_waits
+        self.on_end: Call = ignore_waits
+        """Called when the links are ended, from any thread."""
         # Owned by this pump, held for a few system calls: no thread uses a descriptor that another one has closed. A
         # signal handler may abort while its thread is in it.
         self._lock = threading.RLock()
@@ -98,6 +100,19 @@ class Pump:
         """Raise the error that ended this pump, if one did."""
         if self._error is not None:
             raise self._error
+
+    def add(self, link: TcpLink) -> None:
+        """Move the data of ``link``, too, and own it. For a member whose links come one by one."""
+        with self._lock:
+            self._links.append(link)
+            self._spins = SPINS // len(self._links) if self._spins else 0
+            if self._error is not None:
+                link.shut_down()
+
+    def tend(self) -> None:
+        """For a wait in an operation that no link ends: as :meth:`check`, and the engine works now and then."""
+        self.check()
+        self._attend(time.monotonic())
 
     def run(self) -> None:
         """Return when the links have sent and received everything.
@@ -177,7 +192,7 @@ class Pump:
             try:
                 moved |= link.step()
             except OSError as error:
-                raise self._fail(self._lost(link, error)) from error
+                raise self.fail(self._lost(link, error)) from error
         return moved
 
     def _look_for_losses(self, ended: Collection[int]) -> None:
@@ -187,7 +202,7 @@ class Pump:
                 try:
                     link.check_end()
                 except OSError as error:
-                    raise self._fail(self._lost(link, error)) from error
+                    raise self.fail(self._lost(link, error)) from error
 
     def _attend(self, now: float) -> None:
         """The engine works now and then, also while data comes steadily."""
@@ -201,7 +216,7 @@ class Pump:
         if is_first:
             self._silent_since = now
         elif now >= self._silent_since + self._timeout:
-            raise self._fail(self._late())
+            raise self.fail(self._late())
         self._attend(now)
         self._look_for_losses(self._poller.sleep(self._links, SLICE_SECONDS))
 
@@ -212,7 +227,7 @@ class Pump:
         if time.monotonic() >= begin + VOTING_SECONDS:
             waiting()
 
-    def _fail(self, error: Exception) -> Exception:
+    def fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise. Ends the links, so that no other member waits in vain."""
         with self._lock:
             self._error = self._error or error
@@ -220,6 +235,7 @@ class Pump:
         return self._error
 
     def _shut_down(self) -> None:
+        self.on_end()
         for link in self._links:
             link.shut_down()
 

@@ -38,7 +38,7 @@ class TcpTransport(PointToPoint):
         self, group: Group, links: Mapping[int, TcpLink], timeout: float, crowded: bool, in_star: bool = False
     ) -> None:
         self._links = links
-        self._pump = Pump(group, list(links.values()), timeout, crowded)
+        self._pump = Pump(group, links.values(), timeout, crowded)
         self.ballot: Ballot = _kind_of_ballot(group, in_star)(group, links, self._pump)
         """The votes of this member."""
         self._scratch = Workspace()

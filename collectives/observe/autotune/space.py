@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from collectives.api import PATIENCE_SECONDS, Changes, Parameters, Topology
+from collectives.backends.base import is_large
 
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
 
@@ -50,9 +51,10 @@ class Space:
         """The space around ``present``; ``fixed`` are the names of the parameters that the user has set."""
         free = set(Parameters.__dataclass_fields__) - set(fixed)
         has_stages = 1 < topology.cross_size < topology.size
+        has_flat = has_stages and not is_large(topology.size)  # one that is connected
         return cls(
             tuple(knob for knob in (*KNOBS, *(STAGE_KNOBS if has_stages else ())) if knob.name in free),
-            tuple(switch for switch in _switches(present, has_stages) if free.issuperset(switch.alternative)),
+            tuple(switch for switch in _switches(present, has_flat) if free.issuperset(switch.alternative)),
         )
 
     @property
@@ -78,12 +80,12 @@ KNOBS = (
 STAGE_KNOBS = (Knob("pipeline_piece", 64 * KIBIBYTE, 32 * MEBIBYTE),)
 
 
-def _switches(present: Parameters, has_stages: bool) -> list[Switch]:
+def _switches(present: Parameters, has_flat: bool) -> list[Switch]:
     switches: list[Switch] = []
     # Not the other way round: a script that changes gradients after backward, which travel in step(), would fail then.
     if not present.patient:
         switches.append(Switch("patient", {"patient": True, "cycle_time": PATIENCE_SECONDS}))
-    if has_stages:
+    if has_flat:
         names = ("hierarchical_allreduce", "hierarchical_allgather")
         switches += [Switch(name, {name: not getattr(present, name)}) for name in names]
     if present.cache_capacity:

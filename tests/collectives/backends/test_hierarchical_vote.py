@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from collectives.api import Parameters
-from collectives.backends.hierarchical import backend
 from collectives.backends.hierarchical.backend import HierarchicalBackend
 from collectives.backends.hierarchical.vote import HostsVote
 from collectives.backends.host import HostBackend
@@ -166,15 +165,6 @@ def test_operations_run_on_all_members_or_on_none(hosts: str, parts: str) -> Non
         in_threads(group.size, lambda rank: body(group.member(rank)))
     else:
         with_parts(hosts, body, is_shared=parts == "shm and tcp", crowded=parts != "tcp")
-
-
-@pytest.mark.parametrize("most", [2, 3])
-def test_large_hosts_and_many_hosts_have_no_board(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(backend, "MOST_VOTERS", most)
-    for hosts in ("aaab", "abcc"):
-        group = Hosts(hosts)
-        offered = {group.member(rank).vote() is not None for rank in range(4)}
-        assert offered == {most == 3}
 
 
 def test_there_is_no_board_where_none_joins_the_hosts() -> None:

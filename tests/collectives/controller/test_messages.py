@@ -126,6 +126,17 @@ def test_what_is_no_message_is_refused(value):
         decode(msgpack.packb(value))
 
 
+def test_a_long_message_is_compressed():
+    adding = Request("process_set.add", Operation.ADD_PROCESS_SET, splits=tuple(range(500)))
+    offers = tuple(b"the address of rank %d, on a port of its own: " % rank * 10 for rank in range(500))
+    message = Run(((7,),), (Response(7, adding, (1,), offers),))
+    data = encode(message)
+    assert len(data) < sum(map(len, offers)) / 5
+    assert decode(data) == message
+    with pytest.raises(EngineError, match="cannot be read"):
+        decode(data[:-4] + b"0000")
+
+
 def test_equal_requests_are_one_object_unless_they_are_long():
     def decoded(splits):
         return decode(encode(Ready((Request("x", Operation.ALLTOALL, DType.FLOAT32, (4, 2), splits=splits),)))).requests
@@ -134,6 +145,20 @@ def test_equal_requests_are_one_object_unless_they_are_long():
     assert decoded(short)[0] is decoded(short)[0]
     assert decoded(long)[0] is not decoded(long)[0]
     assert decoded(long) == decoded(long)
+
+
+@pytest.mark.parametrize("ranks", [range(0, 10_000, 2), range(64), (7, 3, *range(100, 200))])
+def test_the_ranks_of_a_large_set_are_few_bytes_and_one_object(ranks):
+    def decoded(offer):
+        adding = Request("add", Operation.ADD_PROCESS_SET, splits=tuple(ranks), offer=offer)
+        data = encode(Ready((adding,)))
+        assert len(data) < 300
+        (found,) = decode(data).requests
+        assert found == adding
+        return found.splits
+
+    assert decoded(b"here") == decoded(b"there") == tuple(ranks)
+    assert len(ranks) <= 64 or decoded(b"here") is decoded(b"there")
 
 
 def test_a_steady_step_is_small():

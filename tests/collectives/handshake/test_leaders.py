@@ -146,6 +146,23 @@ def test_the_ranks_start_again_in_the_same_world():
         assert start(talk, store=store, starts=starts)[6] == [(0, encode(Stop(0)))]
 
 
+def test_a_start_that_succeeds_leaves_no_entries_of_leaders():
+    store = MemoryStore()
+    start(store=store)
+    assert not [key for key in store._values if "leader" in key]
+
+
+def test_long_answers_are_compressed(monkeypatch):
+    """As those of a large world, in which each rank learns the addresses of all."""
+    monkeypatch.setattr(hello, "LONG_ANSWER", 10)
+    sent = []
+    pack = admission.pack_answer
+    monkeypatch.setattr(admission, "pack_answer", lambda *args: sent.append(pack(*args)) or sent[-1])
+    found = start(lambda result: result.offers, offer=lambda rank: b"of %d, and this" % rank * 100)
+    assert found == [tuple(b"of %d, and this" % rank * 100 for rank in range(SIZE))] * SIZE
+    assert max(map(len, sent)) < 1000
+
+
 # Ranks that do not come.
 
 
@@ -316,6 +333,28 @@ def test_a_rank_that_ends_without_a_word_is_named_by_all(victim, monkeypatch):
     for rank, error in enumerate(start(offer=offer)):
         assert isinstance(error, PeerLostError), (rank, error)
         assert error.ranks == (victim,), (rank, error)
+
+
+def test_the_text_tells_of_missing_ranks_beside_stopped_ones():
+    """Leader 2 stops, and rank 6 never comes."""
+
+    def stopped(self, center):
+        if self._end.hello.rank == 2:
+            over.wait(PATIENCE)
+        serve(self, center)
+
+    def dismiss(self, error):
+        exit_(self, error)
+        over.set()
+
+    over, serve, exit_ = threading.Event(), leaders.Forwarder.serve, admission.Admission.dismiss
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leaders.Forwarder, "serve", stopped)
+        patch.setattr(admission.Admission, "dismiss", dismiss)
+        errors = start(timeouts={0: 1.5}, absent=(6,))
+    assert errors[0].ranks == (2,)
+    assert "ranks [2] were reached" in str(errors[0])
+    assert "ranks [3, 4, 6] did not come" in str(errors[0])
 
 
 def test_a_leader_that_stops_before_it_admits_anybody_is_named_by_all(monkeypatch):

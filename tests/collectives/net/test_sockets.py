@@ -141,6 +141,18 @@ def test_a_closed_peer_is_reported_once_and_by_rank():
     assert lost == {0: [2], 1: [0], 2: []}
 
 
+def test_a_peer_that_is_lost_twice_is_reported_once():
+    """A relay may tell the same end again."""
+    near, far = socket.socketpair()
+    channel, lost = SocketChannel(0, 2, {1: Connection(near)}), []
+    channel.watch(lost.append)
+    channel._lose(1)
+    far.close()
+    channel._lose(1)
+    assert lost == [1]
+    channel.close()
+
+
 def test_a_peer_that_was_lost_before_the_watch_is_reported_too():
     lost = []
     with star(2) as (here, there):

@@ -1,6 +1,8 @@
 """The messages between the driver and the workers of an elastic job."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from executors.job.worlds import REPORTS, Published, Report, WorldCall, report_key, world_key
 
@@ -22,6 +24,15 @@ def test_messages_survive_the_store(message):
     assert type(message).decode(message.encode()) == message
 
 
+def test_a_large_world_is_small_in_the_store():
+    world = Published(3, tuple((f"worker-{number}", f"host-{number // 8:04}") for number in range(10_000)))
+    data = world.encode()
+    assert len(data) < 100_000
+    assert Published.decode(data) == world
+    with pytest.raises(ValueError, match="cannot be read"):
+        Published.decode(data[:-1])
+
+
 def test_a_report_of_a_newer_version_can_be_read():
     assert Report.decode(b'{"kind": "ready", "version": "9.9", "mood": "good"}') == Report("ready", version="9.9")
 
@@ -41,6 +52,15 @@ class TestRanks:
     def test_strangers(self):
         assert MIXED.rank_of("worker-1") is None
         assert MIXED.worker_of(3) is None
+
+    def test_several_are_in_the_order_of_the_world(self):
+        assert MIXED.workers_of((2, 1, 7, 1)) == ["worker-2", "worker-9"]
+
+    @given(hosts=st.lists(st.sampled_from("abc"), max_size=9), host=st.sampled_from("abcd"))
+    def test_a_newcomer_gets_the_slot_that_it_has_in_the_next_world(self, hosts, host):
+        workers = [(f"worker-{number}", each) for number, each in enumerate(hosts)]
+        after = Published(0, (*workers, ("worker-x", host)))
+        assert Published(0, tuple(workers)).slot_with(host) == after.slots()["worker-x"]
 
 
 class TestWorld:

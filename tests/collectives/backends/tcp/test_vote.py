@@ -8,8 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from collectives.backends import base
 from collectives.backends.base import Vote
-from collectives.backends.tcp import TcpBackend, backend
+from collectives.backends.tcp import TcpBackend
 from tests.collectives.backends.matrix import checks
 from tests.collectives.backends.tcp.groups import SHAPES, with_backends
 from tests.collectives.backends.tcp.votes import LENGTHS, NAMES, Operations, ignore, nothing, vote_of
@@ -94,10 +95,12 @@ def test_an_allgather_of_one_tensor_writes_nothing_before_all_agree(crowded: boo
 
 
 def test_large_groups_have_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member is not connected to all others."""
+
     def body(member: TcpBackend) -> None:
         assert member.vote() is None
 
-    monkeypatch.setattr(backend, "MOST_VOTERS", 2)
+    monkeypatch.setattr(base, "MOST_LINKED", 2)
     with_backends(3, body)
 
 

@@ -30,6 +30,13 @@ def test_stages_are_tuned_between_hosts_of_several_ranks_only():
     assert [staged & set(found) for found in names] == [set(), set(), staged]
 
 
+def test_a_large_world_keeps_its_stages():
+    """The flat backend would connect each rank to all others."""
+    names = [set(Space.of(Parameters(), topology(hosts, 8), ()).names) for hosts in (8, 9)]
+    assert names[0] - names[1] == {"hierarchical_allreduce", "hierarchical_allgather"}
+    assert "pipeline_piece" in names[1]
+
+
 @pytest.mark.parametrize("variable", TUNED)
 def test_what_the_user_has_set_stays(variable):
     space = Space.of(Parameters(), topology(2, 2), TUNED[variable])
