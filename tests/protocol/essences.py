@@ -1,7 +1,7 @@
 """The part of a driver on which its future depends, with names that are equal in drivers that differ in names only.
 
 A search needs only one of several drivers with the same essence: they answer all later events alike, up to texts.
-Two things make an essence:
+Three things make an essence:
 
 * Attributes that no later answer reads are left out: texts, logs, counts that no case limits, and how workers ended
   about whom nothing can be reported any more.
@@ -9,6 +9,7 @@ Two things make an essence:
   the names of its workers and hosts turns each of its ways into another one: it is an automorphism of the states, if
   the ranks, messages and worlds beside the driver are renamed, too. The names here follow the order in which the driver
   has the workers, so that this order, which decides who leads and which host gets a worker, stays what it was.
+* Worlds are only compared with each other, too: an essence has how many of them were published since.
 
 Alarms are more general than in the driver: those that come soon do so in any order, so that their times are no part of
 an essence. That adds ways, and takes none away.
@@ -90,7 +91,8 @@ def _judgement(driver, worker, report, **_):
     )
     accuser = None if worker in driver._job.ended else worker
     is_past = world is None or world.round != driver._worlds.published.round
-    return None if is_past and not accused and not accuser else ("judge", accuser, world and world.round, accused)
+    ago = world and driver._worlds.published.round - world.round
+    return None if is_past and not accused and not accuser else ("judge", accuser, ago, accused)
 
 
 def _former(driver):
@@ -122,6 +124,7 @@ def _losses(membership):
 def _worlds(driver):
     """The worlds, with the order of those that may still go on. Of the others it counts how many are lost, or done."""
     membership, history = driver._membership, driver._worlds
+    newest = history.published.round
     ended = driver._job.ended
     lost, done = _losses(membership)
     counted = {name for name, *_ in lost} | done
@@ -129,14 +132,15 @@ def _worlds(driver):
         membership.formed.round >= 0,
         _without(ended, membership.formed.workers),
         tuple(
-            (round, _without(ended, members.workers), frozenset(counted.intersection(members.workers)))
+            (newest - round, _without(ended, members.workers), frozenset(counted.intersection(members.workers)))
             for round, members in membership._unformed.items()
         ),
-        history.published.round,
+        newest >= 0,
         _without(ended, driver.members),
         len(ended.intersection(driver.members)),
         tuple(
-            (round, _without(ended, [name for name, _ in world.workers])) for round, world in history.present.items()
+            (newest - round, _without(ended, [name for name, _ in world.workers]))
+            for round, world in history.present.items()
         ),
     )
 
