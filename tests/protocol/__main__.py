@@ -32,6 +32,9 @@ def _run(name, arguments):
     except (Violation, OtherSearchError) as error:
         print(f"{name}: FAILED: {error}")  # noqa: T201
         return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted{'; the same command goes on' if arguments.save else ''}")  # noqa: T201
+        return 130
     print(f"{name}: {time.monotonic() - begin:.0f} s: {found}", flush=True)  # noqa: T201
     return 0
 

@@ -16,7 +16,6 @@ an essence. That adds ways, and takes none away.
 """
 
 import functools
-import inspect
 import math
 from types import FunctionType
 
@@ -73,7 +72,8 @@ def alarm_of(driver, action):
     if isinstance(action, functools.partial):
         return _reason(driver, action)
     if isinstance(action, FunctionType):
-        return _judgement(driver, **inspect.getclosurevars(action).nonlocals)
+        given = zip(action.__code__.co_freevars, action.__closure__ or (), strict=True)
+        return _judgement(driver, **{name: cell.cell_contents for name, cell in given})
     return action.__name__ if driver._membership.deadline is not None else None
 
 
@@ -185,15 +185,15 @@ def essence(driver):
 def names_of(driver):
     """New names: each is one of the old ones of the same kind, so that further workers get the same as before."""
     workers = [*driver._membership._in_order()]
-    workers += sorted(driver._places.keys() - workers, key=functools.partial(_rank_of_ended, driver))
+    ended = driver._places.keys() - workers
+    workers += sorted(ended, key=functools.partial(_rank_of_ended, driver, *_losses(driver._membership)))
     hosts = dict.fromkeys([driver._places[worker] for worker in workers] + [*driver._membership._hosts._hosts])
     names = dict(zip(workers, sorted(workers, key=number_of), strict=True))
     return names | dict(zip(hosts, sorted(hosts), strict=True))
 
 
-def _rank_of_ended(driver, worker):
+def _rank_of_ended(driver, lost, done, worker):
     """What an essence has about it, so that those that differ only in that are in one order."""
-    lost, done = _losses(driver._membership)
     flags = [(explained, had_part, len(later)) for name, explained, had_part, later in lost if name == worker]
     failed = [is_open for name, is_open in _failed(driver) if name == worker]
     return worker in _former(driver), failed, flags, worker in done, number_of(worker)

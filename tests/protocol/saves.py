@@ -23,7 +23,8 @@ class OtherSearchError(RuntimeError):
 
 def code():
     """A digest of each source."""
-    paths = sorted({path for pattern in SOURCES for path in ROOT.glob(pattern) if not path.name.startswith("test_")})
+    found = {path for pattern in SOURCES for path in ROOT.glob(pattern)}
+    paths = sorted(path for path in found if not path.name.startswith(("test_", "__main__")))
     return {path.relative_to(ROOT).as_posix(): sha256(path.read_bytes()).hexdigest() for path in paths}
 
 

@@ -72,12 +72,14 @@ def _copied(value, memo):
         return value
     copy = object.__new__(type(value))
     memo[id(value)] = copy, value
-    for name in _names(value):
-        each = getattr(value, name)
-        object.__setattr__(copy, name, each if type(each) in ATOMS else cloned(each, memo))
+    for name in _slots(type(value)) or ():
+        object.__setattr__(copy, name, cloned(getattr(value, name), memo))
+    for name, each in getattr(value, "__dict__", NO_NAMES).items():
+        copy.__dict__[name] = each if type(each) in ATOMS else cloned(each, memo)
     return copy
 
 
+NO_NAMES = {}
 ATOMS = frozenset({str, int, float, bool, bytes, NoneType})
 COPIES = {
     list: _copied_list,

@@ -15,6 +15,7 @@ from tests.protocol.ranks import SENT, STEP, TOLD, UNSENT, Job, renamed_in
 PLAN_BITS, JOB_BITS = 8, 28
 BOX = PLAN_BITS + JOB_BITS
 PLANS, JOBS = (1 << PLAN_BITS) - 1, (1 << JOB_BITS) - 1
+OUTBOX = Job._fields.index("outbox")
 HALF = 32
 OUTPUTS = (1 << HALF) - 1
 NOTHING = 0
@@ -116,9 +117,9 @@ class States:
         """The jobs of those without a word, and pairs of the job and the word of the others; all by number."""
         silent, spoken, before, number = [], [], None, NOTHING
         for _, job in moves:
-            word, after = self._words.of(job.outbox), job._replace(outbox=())
-            if after != before:  # the same kill may have two words
-                before, number = after, self._number(forgetting(after) if self.protocol.is_reduced else after)
+            word = self._words.of(job.outbox)
+            if job[:OUTBOX] != before:  # the same kill may have two words
+                before, number = job[:OUTBOX], self._number(job)
             if word:
                 spoken.append((number << PLAN_BITS, word))
             else:
@@ -126,10 +127,13 @@ class States:
         return silent, spoken
 
     def _number(self, job):
-        number = self.jobs.of(job)
-        if len(job.worlds) > self._rounds:
+        number = self.jobs.of(forgetting(job) if self.protocol.is_reduced else job._replace(outbox=()))
+        if self._has_many_worlds(self.jobs[number]):
             self._far.add(number)
         return number
+
+    def _has_many_worlds(self, job):
+        return len(job.worlds) > self._rounds
 
     # A search that goes on has the numbers of the earlier one.
 
@@ -142,12 +146,13 @@ class States:
         """Those of an earlier search, which are the same as far as both go."""
         self.drivers.extend(lists["drivers"])
         numbers = [
-            *map(self._number, lists["jobs"][1:]),
+            *map(self.jobs.of, lists["jobs"][1:]),
             *map(self.plans.of, lists["plans"][1:]),
             *(self._box(*box) for box in lists["boxes"][1:]),
         ]
         if numbers != [number for name in ("jobs", "plans", "boxes") for number in range(1, len(lists[name]))]:
             raise RuntimeError("the states do not get the same numbers again")
+        self._far.update(number for number, job in enumerate(self.jobs.values) if job and self._has_many_worlds(job))
 
     @property
     def sizes(self):
