@@ -166,7 +166,10 @@ class DriverStates:
             self.known.append(state)
 
     def _digest(self, driver):
-        """Its fingerprint of 128 bits, and the name of each worker and host there."""
+        """Its fingerprint of 128 bits, and the name of each worker and host there.
+
+        Among a million drivers two have the same one with a probability of less than 1 in 10**26.
+        """
         key, names = essence(driver) if self.is_reduced else (key_of(driver, driver._job.now), {})
         return blake2b(repr(key).encode(), digest_size=16).digest(), names
 
