@@ -36,7 +36,7 @@ LARGE = {
         THREE, faults=3, changes=(hosts(a=1, b=1, c=1, d=1), notice()), trains=True, steps=1
     ),
 }
-"""Not searched whole yet: it takes hours."""
+"""Not searched whole yet: it takes hours, so that a folder should keep it."""
 
 RANDOM = {
     "two ranks on each of two hosts": Case(

@@ -1,6 +1,8 @@
 """The real driver as an automaton: a state and an event give the next state and its outputs, each computed once."""
 
 import logging
+from hashlib import blake2b
+from typing import NamedTuple
 
 from executors.driver.driver import Driver
 from executors.failures import Failure, FailureKind, Patience
@@ -79,7 +81,8 @@ class Surroundings:
     def set(self, key, value):
         if key.startswith(WORLDS):
             world = Published.decode(value)
-            self.outputs.append(("over",) if world.is_over else ("world", world))
+            names = [name for name, _ in world.workers]
+            self.outputs += [] if world.is_over else [("world", world.planned, *names)]
 
 
 def name_of(action):
@@ -108,68 +111,138 @@ class Clock:
         return self._surroundings.now
 
 
+class DriverState(NamedTuple):
+    """What a search has to know of a driver. It comes to be by ``event`` from the one with the number ``origin``.
+
+    ``olds`` has the name of each worker and host by that in its essence. ``unformed`` counts the worlds that were
+    published since the last one that has formed. ``soon`` are the places of the alarms that may be next; if there are
+    none, the one at ``late`` may be. ``end`` is None for success, or the error; "" while the job goes on.
+    """
+
+    origin: int
+    event: tuple
+    digest: bytes
+    olds: dict[str, str]
+    unformed: int = 0
+    has_formed: bool = False
+    soon: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
+    end: str | None = ""
+
+
 class DriverStates:
-    """All states of a driver with ``limits`` that a search has met, by number; 0 is the first one."""
+    """All states of a driver with ``limits`` that a search has met, by number; 0 is the first one.
+
+    Drivers are kept as long as there is room; others are made again, from the events that have led to them.
+    """
+
+    ROOM = 20_000
 
     def __init__(self, limits, is_reduced=True):
         self.is_reduced = is_reduced
-        self._drivers = []
+        self.known = []
+        self._limits = limits
+        self._drivers = {}
         self._numbers = {}
-        self._formed = [-1]  # for the number None, that of an end
-        self._olds = []  # for each state the name of a worker or host by that in its essence
         self._transitions = {}
-        surroundings = Surroundings()
-        driver = Driver(limits, surroundings, surroundings, NEVER, Clock(surroundings), patience=Patience())
-        driver._membership._jitter = no_jitter
-        self._add(driver)
+        self._add(self._first(), 0, ())
 
     def __len__(self):
-        return len(self._drivers)
+        return len(self.known)
 
-    def _add(self, driver):
-        """The number of its state, and the names there of the workers and hosts that have another one here."""
+    def __getitem__(self, number):
+        return self.known[number]
+
+    def _first(self):
+        surroundings = Surroundings()
+        driver = Driver(self._limits, surroundings, surroundings, NEVER, Clock(surroundings), patience=Patience())
+        driver._membership._jitter = no_jitter
+        return driver
+
+    def extend(self, known):
+        """Those of an earlier search."""
+        for state in known[len(self.known) :]:
+            self._numbers[state.digest] = len(self.known)
+            self.known.append(state)
+
+    def _digest(self, driver):
+        """Its fingerprint of 128 bits, and the name of each worker and host there.
+
+        Among a million drivers two have the same one with a probability of less than 1 in 10**26.
+        """
         key, names = essence(driver) if self.is_reduced else (key_of(driver, driver._job.now), {})
-        number = self._numbers.setdefault(key, len(self._drivers))
-        if number == len(self._drivers):
-            self._drivers.append(driver)
-            self._formed.insert(-1, driver._membership.formed.round)
-            self._olds.append({new: old for old, new in names.items()})
-        olds = self._olds[number]
+        return blake2b(repr(key).encode(), digest_size=16).digest(), names
+
+    def _add(self, driver, origin, event):
+        """The number of its state, and the names there of the workers and hosts that have another one here."""
+        digest, names = self._digest(driver)
+        number = self._numbers.setdefault(digest, len(self.known))
+        if number == len(self.known):
+            olds = {new: old for old, new in names.items()}
+            unformed = driver._worlds.published.round - driver._membership.formed.round
+            alarms = self._alarms(driver._job)
+            self.known.append(DriverState(origin, event, digest, olds, unformed, driver.has_formed, *alarms))
+            self._keep(number, driver)
+        olds = self.known[number].olds
         return number, {name: olds[new] for name, new in names.items() if olds[new] != name}
+
+    def _end(self, error, origin, event):
+        """The number of this end."""
+        digest = repr(error).encode()
+        number = self._numbers.setdefault(digest, len(self.known))
+        if number == len(self.known):
+            self.known.append(DriverState(origin, event, digest, {}, end=error))
+        return number
+
+    def _keep(self, number, driver):
+        if len(self._drivers) >= self.ROOM:
+            del self._drivers[next(iter(self._drivers))]
+        self._drivers[number] = driver
+
+    def _driver(self, number):
+        """Those that were not used for long are at the front."""
+        driver = self._drivers.pop(number, None) or self._made(number)
+        self._keep(number, driver)
+        return driver
+
+    def _made(self, number):
+        state = self.known[number]
+        driver, _ = self._ran(state.origin, state.event) if number else (self._first(), ())
+        if self._digest(driver)[0] != state.digest:
+            raise RuntimeError(f"the driver is not the same again after {state.event}")
+        return driver
+
+    def _ran(self, number, event):
+        """Another driver, after ``event`` in state ``number``, and the outputs."""
+        driver = cloned(self._driver(number))
+        driver._job.outputs = []
+        getattr(self, f"_{event[0]}")(driver, *event[1:])
+        outputs, driver._job.outputs = tuple(driver._job.outputs), []
+        if self.is_reduced:
+            driver._job.alarms = _alarms(driver)
+        return driver, outputs
 
     def after(self, number, event):
         """The number of the state after ``event`` in state ``number``, the outputs, and new names for then."""
         if (number, event) not in self._transitions:
-            driver = cloned(self._drivers[number])
-            driver._job.outputs = []
-            getattr(self, f"_{event[0]}")(driver, *event[1:])
-            outputs, driver._job.outputs = tuple(driver._job.outputs), []
-            if self.is_reduced:
-                driver._job.alarms = _alarms(driver)
-            if driver._membership._is_over:
-                error = driver._deaths.end.error if driver._deaths.end else "no end"
-                self._transitions[number, event] = None, (("end", error),), {}
-            else:
-                after, names = self._add(driver)
-                self._transitions[number, event] = after, outputs, names
+            self._transitions[number, event] = self._found_after(number, event)
         return self._transitions[number, event]
 
-    def state(self, number):
-        """The driver, to look at."""
-        return self._drivers[number]
+    def _found_after(self, number, event):
+        driver, outputs = self._ran(number, event)
+        if driver._membership._is_over:
+            error = driver._deaths.end.error if driver._deaths.end else "no end"
+            return self._end(error, number, event), (("end", error),), {}
+        after, names = self._add(driver, number, event)
+        if self.known[after].has_formed > self.known[number].has_formed:
+            outputs = (*outputs, ("formed",))
+        return after, outputs, names
 
-    def formed(self, number):
-        """The last world that has formed, as far as the driver knows."""
-        return self._formed[-1 if number is None else number]
-
-    def alarms(self, number, late=False):
-        """Which alarms may be next: those that come soon, or the first one that comes ``late``."""
-        job = self._drivers[number]._job
+    def _alarms(self, job):
+        """The places of those that may come soon, or late."""
         places = sorted(range(len(job.alarms)), key=lambda place: job.alarms[place][0])
         soon = [place for place in places if job.is_soon(job.alarms[place][0])]
-        if late:
-            return [] if soon else places[:1]
-        return soon if self.is_reduced else soon[:1]
+        return tuple(soon if self.is_reduced else soon[:1]), tuple([] if soon else places[:1])
 
     # Events.
 
@@ -180,17 +253,22 @@ class DriverStates:
         driver.up(worker)
 
     def _killed(self, driver, worker):
-        driver._job.ended.add(worker)
+        self._note_end(driver, worker)
         driver.failed(worker, KILLED)
 
     def _done(self, driver, worker):
-        driver._job.ended.add(worker)
+        self._note_end(driver, worker)
         driver.done(worker)
+
+    def _note_end(self, driver, worker):
+        driver._job.ended.add(worker)
+        driver._job.outputs.append(("knows", worker))
 
     def _drain(self, driver, worker):
         driver._handle(WorkerDraining(worker))
 
-    def _report(self, driver, worker, kind, round, lost):
+    def _report(self, driver, worker, kind, ago, lost):
+        round = driver._worlds.published.round - (ago or 0)
         world = driver._worlds.present.get(round)
         ranks = tuple(world.rank_of(name) for name in lost) if world else ()
         if not driver.is_over:

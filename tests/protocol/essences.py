@@ -1,7 +1,7 @@
 """The part of a driver on which its future depends, with names that are equal in drivers that differ in names only.
 
 A search needs only one of several drivers with the same essence: they answer all later events alike, up to texts.
-Two things make an essence:
+Three things make an essence:
 
 * Attributes that no later answer reads are left out: texts, logs, counts that no case limits, and how workers ended
   about whom nothing can be reported any more.
@@ -9,13 +9,13 @@ Two things make an essence:
   the names of its workers and hosts turns each of its ways into another one: it is an automorphism of the states, if
   the ranks, messages and worlds beside the driver are renamed, too. The names here follow the order in which the driver
   has the workers, so that this order, which decides who leads and which host gets a worker, stays what it was.
+* Worlds are only compared with each other, too: an essence has how many of them were published since.
 
 Alarms are more general than in the driver: those that come soon do so in any order, so that their times are no part of
 an essence. That adds ways, and takes none away.
 """
 
 import functools
-import inspect
 import math
 from types import FunctionType
 
@@ -72,7 +72,8 @@ def alarm_of(driver, action):
     if isinstance(action, functools.partial):
         return _reason(driver, action)
     if isinstance(action, FunctionType):
-        return _judgement(driver, **inspect.getclosurevars(action).nonlocals)
+        given = zip(action.__code__.co_freevars, action.__closure__ or (), strict=True)
+        return _judgement(driver, **{name: cell.cell_contents for name, cell in given})
     return action.__name__ if driver._membership.deadline is not None else None
 
 
@@ -90,7 +91,8 @@ def _judgement(driver, worker, report, **_):
     )
     accuser = None if worker in driver._job.ended else worker
     is_past = world is None or world.round != driver._worlds.published.round
-    return None if is_past and not accused and not accuser else ("judge", accuser, world and world.round, accused)
+    ago = world and driver._worlds.published.round - world.round
+    return None if is_past and not accused and not accuser else ("judge", accuser, ago, accused)
 
 
 def _former(driver):
@@ -122,6 +124,7 @@ def _losses(membership):
 def _worlds(driver):
     """The worlds, with the order of those that may still go on. Of the others it counts how many are lost, or done."""
     membership, history = driver._membership, driver._worlds
+    newest = history.published.round
     ended = driver._job.ended
     lost, done = _losses(membership)
     counted = {name for name, *_ in lost} | done
@@ -129,14 +132,15 @@ def _worlds(driver):
         membership.formed.round >= 0,
         _without(ended, membership.formed.workers),
         tuple(
-            (round, _without(ended, members.workers), frozenset(counted.intersection(members.workers)))
+            (newest - round, _without(ended, members.workers), frozenset(counted.intersection(members.workers)))
             for round, members in membership._unformed.items()
         ),
-        history.published.round,
+        newest >= 0,
         _without(ended, driver.members),
         len(ended.intersection(driver.members)),
         tuple(
-            (round, _without(ended, [name for name, _ in world.workers])) for round, world in history.present.items()
+            (newest - round, _without(ended, [name for name, _ in world.workers]))
+            for round, world in history.present.items()
         ),
     )
 
@@ -181,15 +185,15 @@ def essence(driver):
 def names_of(driver):
     """New names: each is one of the old ones of the same kind, so that further workers get the same as before."""
     workers = [*driver._membership._in_order()]
-    workers += sorted(driver._places.keys() - workers, key=functools.partial(_rank_of_ended, driver))
+    ended = driver._places.keys() - workers
+    workers += sorted(ended, key=functools.partial(_rank_of_ended, driver, *_losses(driver._membership)))
     hosts = dict.fromkeys([driver._places[worker] for worker in workers] + [*driver._membership._hosts._hosts])
     names = dict(zip(workers, sorted(workers, key=number_of), strict=True))
     return names | dict(zip(hosts, sorted(hosts), strict=True))
 
 
-def _rank_of_ended(driver, worker):
+def _rank_of_ended(driver, lost, done, worker):
     """What an essence has about it, so that those that differ only in that are in one order."""
-    lost, done = _losses(driver._membership)
     flags = [(explained, had_part, len(later)) for name, explained, had_part, later in lost if name == worker]
     failed = [is_open for name, is_open in _failed(driver) if name == worker]
     return worker in _former(driver), failed, flags, worker in done, number_of(worker)

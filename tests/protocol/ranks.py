@@ -12,6 +12,9 @@ from hvd_cluster.elastic.recovery import StateReport, decide
 AGREE, SHARE, MEET, STEP = range(4)
 """The collectives of a world, in their order: ranks connect and agree on a state, give it to each other, meet, step."""
 
+SENT, TOLD, SILENT, UNSENT = range(4)
+"""The kinds of entries of an outbox."""
+
 
 class Rank(NamedTuple):
     """A worker. ``phase`` is one of
@@ -22,7 +25,8 @@ class Rank(NamedTuple):
     * failed: a collective of ``round`` has failed, where the ranks ``lost`` had ended; ``has_told`` the driver so
     * finishes: its work is done
     * leaves, ends: it has heard of a world without it, and has told so
-    * done, dead, gone: its process has ended: with its work done, killed, or because it had to go
+    * done, dead, gone: its process has ended: with its work done, killed, or because it had to go; ``has_told``: the
+      driver knows that
 
     ``heard`` counts the worlds that it knows of. ``commit`` is its last one, None for a newcomer; ``is_exact``: whether
     its values are those of that commit. ``skips``: whether it has left the world before by plan, and needs no sync.
@@ -84,27 +88,26 @@ class Members(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A state of everything. ``messages`` are on their way to the driver, whose state has the number ``driver``.
+    """The ranks, and what is true for all of them.
 
     ``worlds`` are those that were published. ``agreed`` has for each world the recovery that its ranks have found, or
     None where they need none. ``due`` has the world to which all change after a step, by world and step. ``floor`` is
     the last commit that all ranks of a world had. ``lost`` is the last world in which a rank had trained that was
     killed, and ``finished`` the last one in which a rank has done all steps: that repairs the losses in earlier ones.
+    Whether the driver ``has_formed`` a world, as far as it knows, and whether a rank ``may_be_lost``, still.
+    ``outbox`` has what happens at the driver because of the event that led here; see :class:`Protocol`.
     """
 
-    driver: int
     ranks: tuple[Rank, ...] = ()
-    messages: tuple = ()
     worlds: tuple = ()
     agreed: tuple = ()
     due: tuple = ()
     floor: int = 0
     lost: int = -1
     finished: int = -1
-    end: str | None = ""
-    """"" while the job goes on, None for success, or the error."""
-    faults: int = 0
-    changes: tuple = ()
+    has_formed: bool = False
+    may_be_lost: bool = False
+    outbox: tuple = ()
 
     def rank(self, name):
         return next(rank for rank in self.ranks if rank.name == name)
@@ -113,18 +116,25 @@ class Job(NamedTuple):
         """With this ``rank`` in the place of the one of its name."""
         return self._replace(ranks=tuple([rank if each.name == rank.name else each for each in self.ranks]))
 
-    def sending(self, *messages):
-        return self._replace(messages=tuple(sorted((*self.messages, *messages))))
+    def putting(self, kind, value):
+        """With one more entry of the outbox."""
+        return self._replace(outbox=(*self.outbox, (kind, value)))
+
+    def sending(self, *message):
+        return self.putting(SENT, message)
+
+    def report(self, rank, kind, lost=()):
+        """A message about the world of ``rank``, which has the number of worlds since then."""
+        return "report", rank.name, kind, len(self.worlds) - 1 - rank.round, lost
 
     def renamed(self, names):
         """With new names of workers and hosts."""
         return self._replace(
             ranks=tuple(sorted(rank.renamed(names) for rank in self.ranks)),
-            messages=(),
             worlds=tuple(world and world.renamed(names) for world in self.worlds),
             agreed=tuple((*each[:2], tuple(sorted(renamed_in(each[2], names)))) for each in self.agreed),
-            changes=tuple(renamed_in(change, names) for change in self.changes),
-        ).sending(*(renamed_in(message, names) for message in self.messages))
+            outbox=renamed_in(self.outbox, names),
+        )
 
     def members(self, round):
         ranks = {rank.name: rank for rank in self.ranks}
@@ -155,7 +165,14 @@ class Rules:
 
 
 class Protocol:
-    """The events that are possible in each state of a job of ``drivers``, whose ranks make ``steps`` steps.
+    """The events that are possible in each state of the ranks, which make ``steps`` steps.
+
+    What an event does at the driver is in the outbox of its job, in this order:
+
+    * SENT: a message is on its way to the driver.
+    * TOLD: the driver takes a message at once.
+    * SILENT: only if no report of a rank is on its way.
+    * UNSENT: the reports of a rank that are on their way are lost; only if there are any.
 
     If the states are reduced, some events are joined to others (Lipton's transactions). An event may be joined to a
     later one of the same rank if it commutes with all events of others between the two, and if no property sees it:
@@ -166,126 +183,97 @@ class Protocol:
       the rank waits, and nobody can tell whether it has sent them: the first two change nothing but the driver, and
       ``failed`` only sets an alarm, which rings between any two later events. A kill that takes such a report away is a
       kill before it was sent.
+    * The driver does not hear that a rank is up: it would only give up on one that is not up for very long.
     * A rank that may fail is not cut off instead: the driver does nothing with the report of the failure then, since a
       later world is published, and the rank goes to that world in both cases.
 
     No joined event can repeat without another one between, so that none is put off for ever.
     """
 
-    def __init__(self, drivers, steps, rules=None):
-        self.drivers = drivers
+    def __init__(self, steps, is_reduced=True, rules=None):
         self.steps = steps
-        self.is_reduced = drivers.is_reduced
+        self.is_reduced = is_reduced
         self._rules = rules or Rules()
-
-    def first(self, slots, faults, changes):
-        """The state in which the driver has found the hosts with ``slots``."""
-        return self._told(Job(0, faults=faults, changes=changes), ("found", tuple(sorted(slots.items()))))
-
-    def training(self, slots, faults, changes):
-        """The state in which all ranks of the first world have the state of the training."""
-        job = self.first(slots, 0, ())
-        while job.messages or not all(rank.op == STEP for rank in job.ranks):
-            names = dict(self.followers(job))
-            job = next(state for name, state in names.items() if f"collective {STEP}" not in name)
-        return job._replace(faults=faults, changes=changes)
 
     # The driver.
 
-    def _told(self, job, event):
-        """The state after the driver has heard of ``event``."""
-        number, outputs, names = self.drivers.after(job.driver, event)
-        job = job._replace(driver=number)
-        for kind, *values in outputs:
-            job = getattr(self, f"_driver_{kind}")(job, *values)
-        return job.renamed(names) if names else job
-
     def _sent(self, job, *message):
         """The state after a rank has sent a ``message``."""
-        if self.is_reduced and (message[0] == "done" or message[2] in ("ready", "failed")):
-            return self._told(job, message)
-        return job.sending(message)
+        at_once = self.is_reduced and (message[0] == "done" or message[2] in ("ready", "failed"))
+        return job.putting(TOLD if at_once else SENT, message)
+
+    def ordered(self, job, kind, *values):
+        """The state after the driver has put out something."""
+        return getattr(self, f"_driver_{kind}")(job, *values)
 
     def _driver_start(self, job, name, _):
         return job._replace(ranks=(*job.ranks, Rank(name, heard=len(job.worlds))))
 
     def _driver_stop(self, job, name):
         rank = next((rank for rank in job.ranks if rank.name == name and rank.is_alive), None)
-        return job.having(rank._replace(phase="dead")).sending(("killed", name)) if rank else job
+        return job.having(rank._replace(phase="dead", has_told=False)).sending("killed", name) if rank else job
 
-    def _driver_world(self, job, world):
-        assert world.round == len(job.worlds)
-        leader, *others = [name for name, _ in world.workers]
-        members = Members(world.round, leader, tuple(sorted(others)), world.planned)
+    def _driver_world(self, job, planned, leader, *others):
+        members = Members(len(job.worlds), leader, tuple(sorted(others)), planned)
         return job._replace(worlds=(*job.worlds, members))
 
-    def _driver_over(self, job):
-        return job
+    def _driver_formed(self, job):
+        return job._replace(has_formed=True)
+
+    def _driver_knows(self, job, name):
+        """Until then the driver may have a rank in a world that has ended."""
+        ended = [rank for rank in job.ranks if rank.name == name]
+        return job.having(ended[0]._replace(has_told=True)) if ended else job
 
     def _driver_end(self, job, error):
+        """Nothing of the ranks matters any more."""
         if error is None and (job.finished < 0 or job.lost >= job.finished):
             raise Violation("success, though the end of a rank is lost, and nobody has done its work")
-        return job._replace(end=error)
+        return Job()
 
-    # All that may happen next: pairs of a name and the next state.
+    # All that may happen next at the ranks: pairs of a name and the next state.
 
-    def followers(self, job):
-        """Those without a fault of the surroundings, of which slow ones come only where there are no others."""
-        found = list(self._quick(job))
-        if not found:
-            found = list(self._slow(job))
-        return found
-
-    def _quick(self, job):
-        for message in dict.fromkeys(job.messages):
-            rest = list(job.messages)
-            rest.remove(message)
-            yield f"driver: {message[:3]}", self._told(job._replace(messages=tuple(rest)), message)
-        for place in self.drivers.alarms(job.driver):
-            yield "alarm", self._told(job, ("ring", place))
+    def quick(self, job):
+        """What may happen at any time."""
         for rank in job.ranks:
             yield from getattr(self, f"_{rank.phase}")(job, rank)
 
-    def _slow(self, job):
+    def slow(self, job):
+        """What happens only if nothing else can."""
         for rank in job.ranks:
             yield from self._late(job, rank)
-        for place in self.drivers.alarms(job.driver, late=True):
-            yield "late alarm", self._told(job, ("ring", place))
 
-    def faults(self, job):
-        """Kills and planned changes, with the state after each."""
-        for rank in job.ranks if job.faults else ():
-            if rank.is_alive:
-                killed = self._killed(job, rank)
-                yield f"kill {rank.name}", killed.sending(("killed", rank.name))
-                unsent = self._reports_of(job, rank)
-                if unsent:
-                    kept = tuple(message for message in job.messages if message not in unsent)
-                    silent = killed._replace(messages=kept).sending(("killed", rank.name))
-                    yield f"kill {rank.name} before its reports", silent
-        if job.changes:
-            kind, value = job.changes[0]
-            rest = job._replace(changes=job.changes[1:])
-            if kind == "found":
-                yield f"hosts {dict(value)}", self._told(rest, ("found", value))
-            else:
-                noted = [rank.name for rank in job.ranks if rank.is_alive and value in ("", rank.name)]
-                yield from ((f"notice to {name}", self._told(rest, ("drain", name))) for name in noted)
+    def kills(self, job, is_last):
+        """No more may follow if it ``is_last``."""
+        for rank in [rank for rank in job.ranks if rank.is_alive]:
+            killed = self._killed(job, rank)._replace(may_be_lost=not is_last)
+            yield f"kill {rank.name}", killed.sending("killed", rank.name)
+            silent = killed.putting(UNSENT, rank.name)
+            yield f"kill {rank.name} before its reports", silent.sending("killed", rank.name)
+
+    def changes(self, job, kind, value):
+        """Those of the plan."""
+        if kind == "found":
+            yield f"hosts {dict(value)}", job.putting(TOLD, ("found", value))
+            return
+        for rank in job.ranks:
+            if rank.is_alive and value in ("", rank.name):
+                yield f"notice to {rank.name}", job.putting(TOLD, ("drain", rank.name))
 
     def _killed(self, job, rank):
         part = -1 if rank.phase in ("leaves", "ends") else rank.part
-        killed = job.having(rank._replace(phase="dead"))
-        return killed._replace(faults=job.faults - 1, lost=max(job.lost, part))
+        return job.having(rank._replace(phase="dead", has_told=False))._replace(lost=max(job.lost, part))
 
     # A rank.
 
     def _imports(self, job, rank):
-        ready = self._told(job.having(rank._replace(phase="waits")), ("up", rank.name))
+        ready = job.having(rank._replace(phase="waits"))
+        ready = ready if self.is_reduced else ready.putting(TOLD, ("up", rank.name))
         initial = job.worlds[0] and rank.name in job.worlds[0].names
         if initial:
             yield f"{rank.name} starts", self._go(ready, rank, job.worlds[0], rank.heard or 1)
         else:
-            yield f"{rank.name} is ready", self._sent(ready, "report", rank.name, "ready", 0, ())
+            yield f"{rank.name} is ready", self._sent(ready, "report", rank.name, "ready", None, ())
 
     def _waits(self, job, rank):
         yield from self._hears(job, rank)
@@ -335,7 +323,7 @@ class Protocol:
             for number, each in enumerate(members)
         ]
         found = decide(reports)
-        is_new = found.present and self.drivers.state(job.driver).has_formed  # a job that has begun begins again
+        is_new = found.present and job.has_formed  # a job that has begun begins again
         has_it = any(
             each.is_alive and each.phase != "finishes" and (each.commit or 0) >= job.floor for each in job.ranks
         )
@@ -362,7 +350,7 @@ class Protocol:
         if breaks:
             lost = tuple(each.name for each in members if each.phase == "dead")
             told = job.having(rank._replace(phase="failed", lost=lost))
-            told = told.sending(("report", rank.name, "lost", rank.round, lost)) if lost else told
+            told = told.sending(*job.report(rank, "lost", lost)) if lost else told
             yield f"{rank.name} fails in collective {rank.op} of world {rank.round}", told
         if heard and not (self.is_reduced and breaks):
             failed = rank._replace(phase="failed", lost=(), heard=heard)
@@ -410,7 +398,7 @@ class Protocol:
         rank = rank._replace(skips=False, part=rank.round)
         job = job.having(rank)
         if job.members(rank.round)[0].name == rank.name:
-            job = job.sending(("report", rank.name, "formed", rank.round, ()))
+            job = job.sending(*job.report(rank, "formed"))
         if rank.commit >= self.steps:
             return self._finished(job, rank)
         return self._next(job, rank, STEP)
@@ -440,11 +428,8 @@ class Protocol:
 
     def _exit(self, job, rank, phase):
         """A process ends when the driver has taken its reports."""
-        if not self._reports_of(job, rank):
-            yield f"{rank.name} ends", self._sent(job.having(rank._replace(phase=phase)), "done", rank.name)
-
-    def _reports_of(self, job, rank):
-        return [message for message in job.messages if message[:2] == ("report", rank.name)]
+        ended = job.having(rank._replace(phase=phase, has_told=False)).putting(SILENT, rank.name)
+        yield f"{rank.name} ends", self._sent(ended, "done", rank.name)
 
     def _plans(self, job, rank):
         yield from self._hears(job, rank)
@@ -463,12 +448,12 @@ class Protocol:
                 yield f"{rank.name} goes on to world {world.round}", self._go(job, rank, world, heard)
         if not rank.has_told and not job.is_replaced(rank, rank.heard):
             told = job.having(rank._replace(has_told=True))
-            sent = self._sent(told, "report", rank.name, "failed", rank.round, rank.lost)
+            sent = self._sent(told, *job.report(rank, "failed", rank.lost))
             yield f"{rank.name} tells of its failure", sent
 
     def _leaves(self, job, rank):
         left = job.having(rank._replace(phase="ends"))
-        yield f"{rank.name} leaves", self._told(left, ("report", rank.name, "leaving", 0, ()))
+        yield f"{rank.name} leaves", left.putting(TOLD, ("report", rank.name, "leaving", None, ()))
 
     def _ends(self, job, rank):
         yield from self._exit(job, rank, "gone")

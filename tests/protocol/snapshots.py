@@ -3,7 +3,7 @@
 import functools
 import math
 from dataclasses import fields, is_dataclass
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, NoneType
 
 LONGEST_PAST = 10.0
 """Times that are longer ago are all alike."""
@@ -13,34 +13,46 @@ FUNCTIONS = (FunctionType, MethodType, functools.partial)
 
 def cloned(value, memo=None):
     """A deep copy, also of what functions have closed over. Frozen dataclasses are shared."""
+    if type(value) in ATOMS:
+        return value
     memo = {} if memo is None else memo
-    if id(value) in memo:
-        return memo[id(value)][0]
-    copy = _copy(value, memo)
+    known = memo.get(id(value))
+    if known is not None:
+        return known[0]
+    copy = COPIES.get(type(value), _copied)(value, memo)
     memo[id(value)] = copy, value  # which lives as long as its id is known
     return copy
 
 
-def _copy(value, memo):
-    if isinstance(value, list):
-        copy = memo.setdefault(id(value), ([], value))[0]
-        copy.extend(cloned(each, memo) for each in value)
-        return copy
-    if isinstance(value, dict):
-        copy = memo.setdefault(id(value), ({}, value))[0]
-        copy.update((name, cloned(each, memo)) for name, each in value.items())
-        return copy
-    if isinstance(value, set):
-        return set(value)
-    if type(value) is tuple:
-        return tuple(cloned(each, memo) for each in value)
-    if isinstance(value, FunctionType):
-        return _copied_function(value, memo)
-    if isinstance(value, MethodType):
-        return MethodType(value.__func__, cloned(value.__self__, memo))
-    if isinstance(value, functools.partial):
-        return functools.partial(cloned(value.func, memo), *cloned(value.args, memo), **cloned(value.keywords, memo))
-    return _copied_object(value, memo) if _changes(value) else value
+def _copied_list(value, memo):
+    copy = []
+    memo[id(value)] = copy, value
+    copy.extend([each if type(each) in ATOMS else cloned(each, memo) for each in value])
+    return copy
+
+
+def _copied_dict(value, memo):
+    copy = {}
+    memo[id(value)] = copy, value
+    for name, each in value.items():
+        copy[name] = each if type(each) in ATOMS else cloned(each, memo)
+    return copy
+
+
+def _copied_set(value, _):
+    return set(value)
+
+
+def _copied_tuple(value, memo):
+    return tuple([each if type(each) in ATOMS else cloned(each, memo) for each in value])
+
+
+def _copied_method(value, memo):
+    return MethodType(value.__func__, cloned(value.__self__, memo))
+
+
+def _copied_partial(value, memo):
+    return functools.partial(cloned(value.func, memo), *cloned(value.args, memo), **cloned(value.keywords, memo))
 
 
 def _copied_function(value, memo):
@@ -54,26 +66,47 @@ def _copied_function(value, memo):
     return copy
 
 
-def _copied_object(value, memo):
+def _copied(value, memo):
+    """Of an object, if it changes."""
+    if not _changes(type(value)):
+        return value
     copy = object.__new__(type(value))
     memo[id(value)] = copy, value
-    for name in _names(value):
+    for name in _slots(type(value)) or ():
         object.__setattr__(copy, name, cloned(getattr(value, name), memo))
+    for name, each in getattr(value, "__dict__", NO_NAMES).items():
+        copy.__dict__[name] = each if type(each) in ATOMS else cloned(each, memo)
     return copy
 
 
-def _changes(value):
-    """Whether it is an object of ours that changes."""
-    kind = type(value)
-    if not kind.__module__.startswith(("executors.", "tests.")) or isinstance(value, type | BuiltinFunctionType):
+NO_NAMES = {}
+ATOMS = frozenset({str, int, float, bool, bytes, NoneType})
+COPIES = {
+    list: _copied_list,
+    dict: _copied_dict,
+    set: _copied_set,
+    tuple: _copied_tuple,
+    FunctionType: _copied_function,
+    MethodType: _copied_method,
+    functools.partial: _copied_partial,
+}
+
+
+@functools.cache
+def _changes(kind):
+    """Whether the objects of a class are ours, and change."""
+    if not kind.__module__.startswith(("executors.", "tests.")) or issubclass(kind, int | str | tuple | type):
         return False
-    if isinstance(value, int | str | tuple):
-        return False
-    return not (is_dataclass(value) and value.__dataclass_params__.frozen)
+    return not (is_dataclass(kind) and kind.__dataclass_params__.frozen)
 
 
 def _names(value):
-    return getattr(type(value), "__slots__", None) or list(vars(value))
+    return _slots(type(value)) or vars(value)
+
+
+@functools.cache
+def _slots(kind):
+    return getattr(kind, "__slots__", None)
 
 
 def key_of(value, now, essences=None, names=None):
@@ -98,15 +131,15 @@ class _Key:
             return self._names.get(value, value)
         if kind is float:
             return self._time(value)
-        if value is None or isinstance(value, int | bytes):
+        if kind in ATOMS or isinstance(value, int):
             return value
         if kind is tuple:
-            return tuple(map(self.of, value))
+            return tuple([self.of(each) for each in value])
         if kind in (set, frozenset):
             return tuple(sorted(map(repr, map(self.of, value))))
         if kind in FUNCTIONS:
             return self._of_function(value)
-        return self._once(value, kind) if kind in (list, dict) or _changes(value) else self._of_value(value, kind)
+        return self._once(value, kind) if kind in (list, dict) or _changes(kind) else self._of_value(value, kind)
 
     def _time(self, value):
         is_fixed = math.isinf(value) or value > FOREVER
@@ -118,12 +151,12 @@ class _Key:
             return "seen", self._seen[id(value)]
         self._seen[id(value)] = len(self._seen)
         if kind in self._essences:
-            return kind.__name__, *map(self.of, self._essences[kind](value))
-        if isinstance(value, list):
-            return tuple(map(self.of, value))
-        if isinstance(value, dict):
-            return tuple((self.of(name), self.of(each)) for name, each in value.items())
-        return type(value).__name__, *(self.of(getattr(value, name)) for name in _names(value))
+            return kind.__name__, *[self.of(each) for each in self._essences[kind](value)]
+        if kind is list:
+            return tuple([self.of(each) for each in value])
+        if kind is dict:
+            return tuple([(self.of(name), self.of(each)) for name, each in value.items()])
+        return kind.__name__, *[self.of(getattr(value, name)) for name in _names(value)]
 
     def _of_value(self, value, kind):
         if kind in self._essences:

@@ -1,5 +1,6 @@
 """The real driver beside a model of the ranks: no way leads to a job that stops, loses a step, or fails to agree."""
 
+import json
 import logging
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from tests.protocol.cases import EXHAUSTIVE, RANDOM
 from tests.protocol.driver_states import silence
 from tests.protocol.mutations import HOST_LEAVES, MUTATIONS, NEWCOMER, TWO, mutation
 from tests.protocol.ranks import Violation
+from tests.protocol.saves import PROGRESS, OtherSearchError
 
 QUICK = [name for name in MUTATIONS if name != "only some ranks skip the sync"]
 
@@ -53,3 +55,50 @@ def test_a_search_finds_each_fault(name):
 def test_a_search_of_all_states_finds_the_same_faults(name):
     with mutation(name) as (case, rules, shown), pytest.raises(Violation, match=shown):
         case.search(rules=rules, is_reduced=False)
+
+
+SMALL = EXHAUSTIVE["a newcomer"]
+
+
+class Interrupts:
+    """Takes a few lines about the progress of a search, then ends it."""
+
+    def __init__(self, lines):
+        self._lines = lines
+
+    def __call__(self, line):
+        self._lines -= 1
+        if not self._lines:
+            raise KeyboardInterrupt
+
+
+def test_a_search_that_was_interrupted_goes_on(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        SMALL.search(folder=tmp_path, every=0, at_once=50, tell=Interrupts(9))
+    for path in tmp_path.iterdir():
+        if path.name != PROGRESS:
+            path.write_bytes(path.read_bytes() + b"what a search has written that was killed before it was done")
+    part = SMALL.search(most_states=1000, folder=tmp_path, every=0, at_once=50)
+    assert part.cut
+    assert SMALL.search(folder=tmp_path) == SMALL.search()
+
+
+def test_a_search_that_is_complete_is_only_read_again(tmp_path):
+    found = SMALL.search(folder=tmp_path)
+    assert SMALL.search(folder=tmp_path, tell=Interrupts(2)) == found
+
+
+def test_a_search_does_not_go_on_with_other_code(tmp_path):
+    SMALL.search(most_states=100, folder=tmp_path)
+    saved = json.loads((tmp_path / PROGRESS).read_text())
+    saved["code"] |= {"executors/driver/driver.py": "another", "executors/gone.py": "this"}
+    (tmp_path / PROGRESS).write_text(json.dumps(saved))
+    expected = r"other code: executors/driver/driver\.py, executors/gone\.py differ; go back to the code"
+    with pytest.raises(OtherSearchError, match=expected):
+        SMALL.search(folder=tmp_path)
+
+
+def test_a_folder_has_one_search(tmp_path):
+    SMALL.search(most_states=100, folder=tmp_path)
+    with pytest.raises(OtherSearchError, match="the search of another job"):
+        replace(SMALL, faults=2).search(folder=tmp_path)
