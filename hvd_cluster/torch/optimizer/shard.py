@@ -111,10 +111,12 @@ class ParameterShard:
         self._layout = (cut if element_wise else deal)(sizes, ranks)
         memory, host = _memory(self._layout.nbytes, self.parameters, place, process_set)
         self.is_shared, self._partners = host is not None, () if host is None else host.partners
+        self._source = memory
         self._memory = memory if isinstance(memory, torch.Tensor) else torch.from_numpy(memory)
         self._own = self._memory[self._layout.bounds[position] : self._layout.bounds[position + 1]]
         self._strides = [dense_strides(parameter) for parameter in self.parameters]
         self._rows = [self._row(memory, number) for number in range(len(self.parameters))]
+        self._addresses = [row.data_ptr() for row in self._rows]
         self._fill(host is None or host.is_first)
         for number in range(len(self.parameters)):
             self._move(number)
@@ -188,23 +190,33 @@ class ParameterShard:
         return fit and self.engine is basics.engine()
 
     def _fits(self, number: int, parameter: torch.Tensor) -> bool:
-        row = self._rows[number]
-        if parameter.data_ptr() == row.data_ptr():
+        if parameter.data_ptr() == self._addresses[number]:
             return True
+        row = self._rows[number]
         if (parameter.dtype, parameter.numel(), parameter.device) != (row.dtype, row.numel(), row.device):
             return False
         return dense_strides(parameter) == self._strides[number]
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """Let parameters whose ``.data`` was replaced lie in the memory again, with the values of this rank's part."""
-        for number, (parameter, row) in enumerate(zip(self.parameters, self._rows, strict=True)):
-            if parameter.data_ptr() != row.data_ptr():
-                values = in_row(parameter, self._strides[number])
-                for piece in self.pieces:  # each rank its own part: another one may have updated the others already
-                    if piece.parameter is parameter:
-                        row[piece.start : piece.stop].copy_(values[piece.start : piece.stop])
-                self._move(number)
+        """Let parameters that have left the memory lie there again, with the values of this rank's part.
+
+        Their ``.data`` was replaced; or torch.multiprocessing has given their storage, and so the row, other memory.
+        """
+        for number, parameter in enumerate(self.parameters):
+            if parameter.data_ptr() != self._addresses[number]:
+                self._return(number)
+
+    def _return(self, number: int) -> None:
+        parameter = self.parameters[number]
+        values = in_row(parameter, self._strides[number])
+        row = self._rows[number] = self._row(self._source, number)
+        for piece in self.pieces:  # each rank its own part: another one may have updated the others already
+            if piece.parameter is parameter:
+                own = row[piece.start : piece.stop].copy_(values[piece.start : piece.stop])
+                if not piece.is_whole:
+                    piece.tensor.data = own
+        self._move(number)
 
     def portions(self, parameter: torch.Tensor) -> Portions:
         """The elements of ``parameter`` that each rank updates."""

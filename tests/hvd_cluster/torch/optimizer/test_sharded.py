@@ -252,6 +252,18 @@ def check_a_model_that_moved():
     assert_same_training(adam, train=train_and_move)
 
 
+def check_a_model_that_other_processes_share():
+    """As torch.multiprocessing does, where a rank gives it to a process that evaluates."""
+
+    def train_and_share(model, optimizer, steps, passes):
+        for step in steps:
+            train(model, optimizer, [step])
+            if hvd.rank() == 0:
+                model.share_memory()
+
+    assert_same_training(adam, train=train_and_share)
+
+
 def check_the_full_state_goes_anywhere():
     for place in PLACES:
         model = build()
