@@ -24,6 +24,7 @@ from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.shards import cut, deal
 from hvd_cluster.ops.host_memory import HostMapping, shared_memory
 from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.ops.refusals import refusing
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.ops.submission import submit
 from hvd_cluster.torch.optimizer.rows import ParameterPart, Portions, dense_strides, in_row
@@ -105,7 +106,8 @@ class ParameterShard:
         self._engine = weakref.ref(basics.engine())
         self._position = position = process_set.rank() or 0
         ranks = process_set.size() or 1
-        _require_apart(self.parameters, names)
+        with refusing(Operation.ALLGATHER, f"{NAME}.digests.sz", process_set):
+            _require_apart(self.parameters, names)
         _require_equal(self.parameters, names, process_set)
         sizes = [parameter.numel() * parameter.element_size() for parameter in self.parameters]
         self._layout = (cut if element_wise else deal)(sizes, ranks)

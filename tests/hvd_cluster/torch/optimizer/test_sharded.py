@@ -767,6 +767,19 @@ def check_steps_that_would_be_wrong():
         optimizer.step()
 
 
+def check_the_others_hear_of_one_rank_with_tied_memory():
+    kind = InvalidRequestError if hvd.rank() == 0 else RefusedCallError
+    for place in PLACES if hvd.size() > 1 else ():
+        model = build()
+        if hvd.rank() == 0:
+            model[3].bias.data = model[0].weight.data[0, :3]
+        optimizer = wrapped(model, momentum, place)
+        backward(model, optimizer, 1)
+        with pytest.raises(kind, match="lie in the same memory"):
+            optimizer.step()
+        del optimizer
+
+
 def check_clipping_after_unscaling():
     for place in (False, *PLACES):
         model = build()
