@@ -173,7 +173,7 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Done when all ranks have called it."""
-        return self._in_place(Operation.ALLREDUCE, [torch.zeros(1, dtype=torch.uint8)], opts)
+        return self._in_place(Operation.ALLREDUCE, [torch.zeros(1, dtype=torch.uint8, device="cpu")], opts)
 
     def _in_place(
         self, operation: Operation, tensors: Tensors, opts: Any, how: Reduction = PLAIN_SUM, root: int = -1

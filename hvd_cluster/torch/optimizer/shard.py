@@ -231,7 +231,7 @@ class ParameterShard:
 
     def meet(self, name: str) -> None:
         """Wait until all members have called this with ``name``. HorovodInternalError if one has joined."""
-        self._gather(name, torch.zeros(1, dtype=torch.uint8), None, self._process_set.size() or 1)
+        self._gather(name, torch.zeros(1, dtype=torch.uint8, device="cpu"), None, self._process_set.size() or 1)
 
     @property
     def end(self) -> tuple[Operation, str]:
@@ -316,7 +316,7 @@ def _memory(
 
 
 def _new_bytes(shape: tuple[int, ...]) -> Buffer:
-    return to_buffer(torch.empty(shape, dtype=torch.uint8))
+    return to_buffer(torch.empty(shape, dtype=torch.uint8, device="cpu"))
 
 
 def _require_apart(parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]) -> None:

@@ -43,6 +43,11 @@ def own(rank, *shape, dtype=torch.float32):
     return (torch.arange(float(torch.Size(shape).numel())).view(shape) + 10 * rank).to(dtype)
 
 
+def check_a_barrier_under_another_default_device(rank, size):
+    with torch.device("meta"):
+        dist.barrier()
+
+
 def check_names(rank, size):
     assert dist.get_backend() == "hvd"
     assert dist.group.WORLD.group_name
