@@ -74,13 +74,11 @@ def describe(straggler: Straggler, host: str) -> str:
 
 def _advice(straggler: Straggler, host: str) -> str:
     symptom, place = _SYMPTOMS[straggler.cause], _PLACES[straggler.cause]
-    queued = f"waited for a processor for {straggler.queued:.0%} of its own time"
+    queued = f"It waited for a processor for {straggler.queued:.0%} of its own time"
     reasons = f"host {host!r} has other work, more ranks than cores, or a small CPU quota"
     remedy = "Give the job cores of its own, or start fewer ranks there"
     if straggler.lacks_cores:
-        return f"It {queued}: {reasons}. {remedy}"
+        return f"{queued}: {reasons}. {remedy}"
     if straggler.all_lack_cores:
-        return (
-            f"{symptom}, and {queued}, the others hardly less: {reasons}. {remedy}; if it stays late, look at {place}"
-        )
+        return f"{symptom}. {queued}, the others hardly less: {reasons}. {remedy}; if it stays late, look at {place}"
     return f"{symptom}: look at {place}"

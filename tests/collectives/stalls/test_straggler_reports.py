@@ -79,11 +79,11 @@ def test_a_straggler_without_a_core_is_told_from_one_that_computes_for_long(rank
     [
         (
             Cause.LATE,
-            "It submits its tensors late, and waited for a processor for 45% of its own time, the others hardly less: "
+            "It submits its tensors late. It waited for a processor for 45% of its own time, the others hardly less: "
             "host 'two' has other work, more ranks than cores, or a small CPU quota. Give the job cores of its own, or "
             "start fewer ranks there; if it stays late, look at its data and its computation",
         ),
-        (Cause.BACKEND, "It is slow inside of operations, and waited for a processor for 45% of its own time"),
+        (Cause.BACKEND, "It is slow inside of operations. It waited for a processor for 45% of its own time"),
     ],
 )
 def test_where_all_ranks_lack_cores_the_machine_comes_before_the_rank(cause, text):
