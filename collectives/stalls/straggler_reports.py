@@ -14,10 +14,8 @@ logger = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 60.0
 """A rank is in the log once in this time."""
-_ADVICE = {
-    Cause.LATE: "It submits its tensors late: look at its data and its computation",
-    Cause.BACKEND: "It is slow inside of operations: look at the load of its cores and its memory",
-}
+_SYMPTOMS = {Cause.LATE: "It submits its tensors late", Cause.BACKEND: "It is slow inside of operations"}
+_PLACES = {Cause.LATE: "its data and its computation", Cause.BACKEND: "the load of its cores and its memory"}
 
 
 class StragglerReporter:
@@ -68,14 +66,19 @@ def describe(straggler: Straggler, host: str) -> str:
     """A sentence about ``straggler``, which runs on ``host``."""
     where = f" of process set {straggler.process_set}" if straggler.process_set else ""
     wait = f"{straggler.seconds * 1e3:.0f} ms each time, {straggler.share:.0%} of their time"
-    advice = _on_cores(straggler, host) if straggler.lacks_cores else _ADVICE[straggler.cause]
     return (
-        f"rank {straggler.rank} on host {host!r} is a straggler: the other ranks{where} wait for it, {wait}. {advice}"
+        f"rank {straggler.rank} on host {host!r} is a straggler: the other ranks{where} wait for it, {wait}. "
+        f"{_advice(straggler, host)}"
     )
 
 
-def _on_cores(straggler: Straggler, host: str) -> str:
-    return (
-        f"It waited for a processor for {straggler.queued:.0%} of its own time: host {host!r} has other work, more "
-        "ranks than cores, or a small CPU quota. Give the job cores of its own, or start fewer ranks there"
-    )
+def _advice(straggler: Straggler, host: str) -> str:
+    symptom, place = _SYMPTOMS[straggler.cause], _PLACES[straggler.cause]
+    queued = f"It waited for a processor for {straggler.queued:.0%} of its own time"
+    reasons = f"host {host!r} has other work, more ranks than cores, or a small CPU quota"
+    remedy = "Give the job cores of its own, or start fewer ranks there"
+    if straggler.lacks_cores:
+        return f"{queued}: {reasons}. {remedy}"
+    if straggler.all_lack_cores:
+        return f"{symptom}. {queued}, the others hardly less: {reasons}. {remedy}; if it stays late, look at {place}"
+    return f"{symptom}: look at {place}"

@@ -68,6 +68,14 @@ class Straggler:
         """Whether it is other work on its cores that makes the rank slow, and not the rank itself."""
         return self.queued_more > 0 and self.queued_more >= EXPLAINING_PART * self.share
 
+    @property
+    def all_lack_cores(self) -> bool:
+        """Whether the rank waits for a core as long as others wait for it, and the others wait hardly less for theirs.
+
+        Then it is late by chance, or for a reason of its own: the waits do not tell.
+        """
+        return not self.lacks_cores and self.queued >= self.share > 0
+
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return {

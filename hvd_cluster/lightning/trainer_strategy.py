@@ -184,7 +184,7 @@ class FirstCallback(GradientCallback):
     def _join(self) -> None:
         self._has_joined = True
         last = hvd.join(process_set=self._process_set)
-        extremes = torch.tensor([self._batches, -self._batches])
+        extremes = torch.tensor([self._batches, -self._batches], device="cpu")
         most, least = hvd.allreduce(extremes, name="lightning.batches", op=hvd.Max, process_set=self._process_set)
         if most != -least:
             self._share(last)

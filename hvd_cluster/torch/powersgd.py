@@ -63,7 +63,7 @@ def _first_factor(columns: int, rank: int, parameter: torch.Tensor) -> torch.Ten
     """Random, and the same on all ranks."""
     dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(columns, rank, dtype=dtype, generator=generator).to(parameter.device)
+    return torch.randn(columns, rank, dtype=dtype, generator=generator, device="cpu").to(parameter.device)
 
 
 def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:

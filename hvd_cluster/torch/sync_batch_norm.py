@@ -155,7 +155,7 @@ def _joined(own: _Statistics, process_set: ProcessSet) -> _Statistics:
 
 def _total(count: int, process_set: ProcessSet) -> int:
     """The sum over the ranks, by the CPU: to read a number on a GPU would wait for the GPU."""
-    return int(allreduce(torch.tensor(count), op=ReduceOp.SUM, process_set=process_set))
+    return int(allreduce(torch.tensor(count, device="cpu"), op=ReduceOp.SUM, process_set=process_set))
 
 
 class _Normalization(torch.autograd.Function):

@@ -148,7 +148,7 @@ def fresh(shape: tuple[int, ...], native: torch.dtype) -> Buffer:
     block = memory.results.take(nbytes)
     # Not a view of another tensor, which autograd would treat differently.
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    tensor = torch.empty(0, dtype=native).set_(torch.from_numpy(block).untyped_storage(), 0, shape, strides)
+    tensor = _PROTOTYPES[native].new_empty(0).set_(torch.from_numpy(block).untyped_storage(), 0, shape, strides)
     dtype = _DTYPES[native]
     return Buffer(block.view(dtype.storage), dtype, shape, tensor)
 
@@ -218,6 +218,6 @@ def with_splits(tensor: torch.Tensor) -> Operand:
     operand = of_other_shape(tensor)
 
     def finish(work: Work) -> tuple[Any, torch.Tensor]:
-        return operand.finish(work), torch.tensor(work.received_splits, dtype=torch.int32)
+        return operand.finish(work), torch.tensor(work.received_splits, dtype=torch.int32, device="cpu")
 
     return Operand(operand.source, operand.destination, finish)

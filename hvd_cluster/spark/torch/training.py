@@ -129,7 +129,7 @@ def share_buffers(model: torch.nn.Module, own: int) -> None:
 
 def any_batch(own: Any) -> bool:
     """Whether a rank has a batch; ``own`` is that of this one, or None. All ranks call it."""
-    found = hvd.allreduce(torch.tensor([own is not None]), op=hvd.Max, name="estimator.batch")
+    found = hvd.allreduce(torch.tensor([own is not None], device="cpu"), op=hvd.Max, name="estimator.batch")
     return bool(found.item())
 
 

@@ -50,13 +50,18 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return as_input(tensor).reshape(-1)
 
 
-def _into(tensor: torch.Tensor) -> tuple[Destination, Callable[[], None]]:
-    """A destination for the elements of ``tensor``, and what to do when they are there.
+def _into(tensor: torch.Tensor, source: torch.Tensor) -> tuple[Destination, Callable[[], None]]:
+    """A destination for elements like those of ``source`` in ``tensor``, and what to do when they are there.
 
     A dense tensor is the destination itself, in whatever shape the engine wants. Where other ranks send more or fewer
-    elements, they go elsewhere, and the second function raises InvalidRequestError.
+    elements, they go elsewhere, and the second function raises InvalidRequestError. So does this for another dtype.
     """
     require_writable(tensor)
+    if tensor.dtype is not source.dtype:
+        raise InvalidRequestError(
+            f"the output of shape {tuple(tensor.shape)} is {tensor.dtype}, but the input {source.dtype}; give tensors "
+            "of one dtype"
+        )
     own = tensor.detach()
     dense = own if own.is_contiguous() else torch.empty_like(own, memory_format=torch.contiguous_format)
     received = [dense.numel()]
@@ -173,7 +178,7 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Done when all ranks have called it."""
-        return self._in_place(Operation.ALLREDUCE, [torch.zeros(1, dtype=torch.uint8)], opts)
+        return self._in_place(Operation.ALLREDUCE, [torch.zeros(1, dtype=torch.uint8, device="cpu")], opts)
 
     def _in_place(
         self, operation: Operation, tensors: Tensors, opts: Any, how: Reduction = PLAIN_SUM, root: int = -1
@@ -205,6 +210,8 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
 
     def allgather(self, outputs: Sequence[list[torch.Tensor]], inputs: Tensors, opts: Any = None) -> dist.Work:
         """The tensors of all ranks, in the list of each input. They may have different sizes."""
+        for parts in outputs:
+            self._require_each(parts, "outputs of an all_gather")
         return self._gather_apart(outputs, [(_flat(each), ()) for each in inputs], Operation.ALLGATHER, opts)
 
     def allgather_coalesced(
@@ -217,18 +224,23 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
         """As :meth:`allgather`, on the root only."""
         flat = [_flat(each) for each in inputs]
         sent = [(each, self._only(opts.rootRank, each.numel())) for each in flat]
-        lists = outputs if self.rank() == opts.rootRank else [[]]
-        return self._gather_apart(lists, sent, Operation.ALLTOALL, opts)
+        is_root = self.rank() == opts.rootRank
+        if is_root:
+            self._require_each(outputs[0], "outputs of a gather")
+        return self._gather_apart(outputs if is_root else [[]], sent, Operation.ALLTOALL, opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[list[torch.Tensor]], opts: Any) -> dist.Work:
         """The root's ``inputs[0][r]`` in the output of rank r."""
         [output] = outputs
         if self.rank() != opts.rootRank:
             return self._exchange([output], [output.new_empty(0)], [0] * self.size(), opts)
+        self._require_each(inputs[0], "inputs of a scatter")
         return self._exchange([output], inputs[0], [each.numel() for each in inputs[0]], opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """``inputs[r]`` goes to rank r, and ``outputs[r]`` comes from there."""
+        self._require_each(inputs, "inputs of an all_to_all")
+        self._require_each(outputs, "outputs of an all_to_all")
         return self._exchange(outputs, inputs, [each.numel() for each in inputs], opts)
 
     def alltoall_base(
@@ -248,6 +260,12 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
 
     all_to_all_single = alltoall_base
 
+    def _require_each(self, tensors: Tensors, what: str) -> None:
+        if len(tensors) != self.size():
+            raise InvalidRequestError(
+                f"the list of {what} has {len(tensors)} tensors, but the group {self.size()} ranks; give one for each"
+            )
+
     def _only(self, root: int, count: int) -> tuple[int, ...]:
         return tuple(count if rank == root else 0 for rank in range(self.size()))
 
@@ -260,7 +278,7 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
     def _gather(
         self, operation: Operation, sources: Tensors, outputs: Tensors, opts: Any, splits: tuple[int, ...] = ()
     ) -> dist.Work:
-        places = [_into(output) for output in outputs]
+        places = [_into(output, source) for output, source in zip(outputs, sources, strict=True)]
         pairs = [(to_buffer(each), destination) for each, (destination, _) in zip(sources, places, strict=True)]
         works = self._submit(operation, pairs, opts, splits=splits, is_uneven=operation is Operation.ALLTOALL)
 
@@ -310,7 +328,7 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
         if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             raise InvalidRequestError(f"reduce_scatter has no {how.op.name}; use SUM or AVG, or all_reduce")
         matrices = [_flat(each).view(self.size(), -1) for each in inputs]
-        places = [_into(output) for output in outputs]
+        places = [_into(output, matrix) for output, matrix in zip(outputs, matrices, strict=True)]
         pairs = [(to_buffer(each), destination) for each, (destination, _) in zip(matrices, places, strict=True)]
         works = self._submit(Operation.REDUCESCATTER, pairs, opts, how)
 
@@ -325,6 +343,7 @@ class HvdProcessGroup(_Base):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[list[torch.Tensor]], opts: Any) -> dist.Work:
         """The combination of the tensors number r of all ranks, in the output of rank r."""
         for output, parts in zip(outputs, inputs, strict=True):
+            self._require_each(parts, "inputs of a reduce_scatter")
             for part in parts:
                 _require_elements(part, output.numel(), "a part of a reduce_scatter")
         return self.reduce_scatter_tensor_coalesced(

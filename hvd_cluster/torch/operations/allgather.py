@@ -119,7 +119,7 @@ def sparse_allreduce_async(
     chosen = reduction(None, op).op
     _check(tensor, chosen)
     own = tensor.detach().coalesce()
-    pieces = [own.indices().t(), own.values(), torch.tensor([own.shape])]
+    pieces = [own.indices().t(), own.values(), torch.tensor([own.shape], device="cpu")]
     handle, size = grouped_allgather_async(pieces, name, process_set), process_set.size() or 1
     gathered = functools.cache(lambda: synchronize(handle))  # a handle gives its tensors once
 
@@ -141,7 +141,7 @@ def _total(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, divis
         indices, values = indices.clone(), values.clone()
     if values.is_floating_point() or values.is_complex():  # divided first: the sum may be too large for 16 bits
         values, divisor = values / divisor, 1
-    total = torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=True).coalesce()
+    total = torch.sparse_coo_tensor(indices.t(), values, shape, device=values.device, check_invariants=True).coalesce()
     return total if divisor == 1 else torch.div(total, divisor, rounding_mode="trunc")
 
 

@@ -70,5 +70,5 @@ class HorovodBroadcast(torch.autograd.Function):
         name, process_set = ctx.arguments
         average = allreduce(gradients[0], name=name, process_set=process_set)
         # Zeros that depend on the average: all ranks take part when that is differentiated in turn.
-        own = average if ctx.is_root else average.masked_fill(torch.ones((), dtype=torch.bool), 0)
+        own = average if ctx.is_root else average.masked_fill(average.new_ones((), dtype=torch.bool), 0)
         return own, None, None, None

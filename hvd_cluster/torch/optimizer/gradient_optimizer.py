@@ -154,7 +154,7 @@ class HookedOptimizer(torch.optim.Optimizer):
     def _joint(self, loss: Any) -> torch.Tensor:
         """LBFGS decides by the loss, and all ranks must decide alike."""
         options = self._options
-        here = torch.as_tensor(loss).detach()
+        here = torch.as_tensor(loss, device=getattr(loss, "device", "cpu")).detach()
         if not options.process_set.included():
             return here
         return allreduce(here, name="loss.LBFGS", op=options.op, process_set=options.process_set)

@@ -245,7 +245,8 @@ class BucketReduction:
         """
         active = list(transfers(self._bucket, self._gradients, self._setup, self.originals))
         if self._gradients.has_unknown():
-            markers = [torch.zeros(1, dtype=torch.uint8) for _ in active]  # they match no tensor of another rank
+            marker = torch.zeros(1, dtype=torch.uint8, device="cpu")  # it matches no tensor of another rank
+            markers = [marker.clone() for _ in active]
             yield self._start(markers, self._label)
             return False
         yield from self._rounds(active)

@@ -24,6 +24,7 @@ from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.shards import cut, deal
 from hvd_cluster.ops.host_memory import HostMapping, shared_memory
 from hvd_cluster.ops.objects import allgather_object
+from hvd_cluster.ops.refusals import refusing
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.ops.submission import submit
 from hvd_cluster.torch.optimizer.rows import ParameterPart, Portions, dense_strides, in_row
@@ -105,16 +106,19 @@ class ParameterShard:
         self._engine = weakref.ref(basics.engine())
         self._position = position = process_set.rank() or 0
         ranks = process_set.size() or 1
-        _require_apart(self.parameters, names)
+        with refusing(Operation.ALLGATHER, f"{NAME}.digests.sz", process_set):
+            _require_apart(self.parameters, names)
         _require_equal(self.parameters, names, process_set)
         sizes = [parameter.numel() * parameter.element_size() for parameter in self.parameters]
         self._layout = (cut if element_wise else deal)(sizes, ranks)
         memory, host = _memory(self._layout.nbytes, self.parameters, place, process_set)
         self.is_shared, self._partners = host is not None, () if host is None else host.partners
+        self._source = memory
         self._memory = memory if isinstance(memory, torch.Tensor) else torch.from_numpy(memory)
         self._own = self._memory[self._layout.bounds[position] : self._layout.bounds[position + 1]]
         self._strides = [dense_strides(parameter) for parameter in self.parameters]
         self._rows = [self._row(memory, number) for number in range(len(self.parameters))]
+        self._addresses = [row.data_ptr() for row in self._rows]
         self._fill(host is None or host.is_first)
         for number in range(len(self.parameters)):
             self._move(number)
@@ -188,23 +192,33 @@ class ParameterShard:
         return fit and self.engine is basics.engine()
 
     def _fits(self, number: int, parameter: torch.Tensor) -> bool:
-        row = self._rows[number]
-        if parameter.data_ptr() == row.data_ptr():
+        if parameter.data_ptr() == self._addresses[number]:
             return True
+        row = self._rows[number]
         if (parameter.dtype, parameter.numel(), parameter.device) != (row.dtype, row.numel(), row.device):
             return False
         return dense_strides(parameter) == self._strides[number]
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """Let parameters whose ``.data`` was replaced lie in the memory again, with the values of this rank's part."""
-        for number, (parameter, row) in enumerate(zip(self.parameters, self._rows, strict=True)):
-            if parameter.data_ptr() != row.data_ptr():
-                values = in_row(parameter, self._strides[number])
-                for piece in self.pieces:  # each rank its own part: another one may have updated the others already
-                    if piece.parameter is parameter:
-                        row[piece.start : piece.stop].copy_(values[piece.start : piece.stop])
-                self._move(number)
+        """Let parameters that have left the memory lie there again, with the values of this rank's part.
+
+        Their ``.data`` was replaced; or torch.multiprocessing has given their storage, and so the row, other memory.
+        """
+        for number, parameter in enumerate(self.parameters):
+            if parameter.data_ptr() != self._addresses[number]:
+                self._return(number)
+
+    def _return(self, number: int) -> None:
+        parameter = self.parameters[number]
+        values = in_row(parameter, self._strides[number])
+        row = self._rows[number] = self._row(self._source, number)
+        for piece in self.pieces:  # each rank its own part: another one may have updated the others already
+            if piece.parameter is parameter:
+                own = row[piece.start : piece.stop].copy_(values[piece.start : piece.stop])
+                if not piece.is_whole:
+                    piece.tensor.data = own
+        self._move(number)
 
     def portions(self, parameter: torch.Tensor) -> Portions:
         """The elements of ``parameter`` that each rank updates."""
@@ -217,7 +231,7 @@ class ParameterShard:
 
     def meet(self, name: str) -> None:
         """Wait until all members have called this with ``name``. HorovodInternalError if one has joined."""
-        self._gather(name, torch.zeros(1, dtype=torch.uint8), None, self._process_set.size() or 1)
+        self._gather(name, torch.zeros(1, dtype=torch.uint8, device="cpu"), None, self._process_set.size() or 1)
 
     @property
     def end(self) -> tuple[Operation, str]:
@@ -302,7 +316,7 @@ def _memory(
 
 
 def _new_bytes(shape: tuple[int, ...]) -> Buffer:
-    return to_buffer(torch.empty(shape, dtype=torch.uint8))
+    return to_buffer(torch.empty(shape, dtype=torch.uint8, device="cpu"))
 
 
 def _require_apart(parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]) -> None:

@@ -8,8 +8,8 @@ from collectives.controller.messages import Pong, WaitReport, Waits
 from collectives.engine import counters
 from collectives.events import EventStream, Straggling
 from collectives.stalls import stragglers
-from collectives.stalls.straggler_reports import StragglerReporter
-from collectives.stalls.stragglers import Cause, StragglerInspector
+from collectives.stalls.straggler_reports import StragglerReporter, describe
+from collectives.stalls.stragglers import Cause, Straggler, StragglerInspector
 from tests.collectives.engine.bypass_job import all_bypass, bypass_of, warm_up
 from tests.collectives.engine.job import Caller, ones, run, running, until
 
@@ -72,6 +72,24 @@ def test_a_straggler_without_a_core_is_told_from_one_that_computes_for_long(rank
         "It waited for a processor for 50% of its own time: host 'two' has other work, more ranks than cores, or a "
         "small CPU quota. Give the job cores of its own, or start fewer ranks there"
     )
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (
+            Cause.LATE,
+            "It submits its tensors late. It waited for a processor for 45% of its own time, the others hardly less: "
+            "host 'two' has other work, more ranks than cores, or a small CPU quota. Give the job cores of its own, or "
+            "start fewer ranks there; if it stays late, look at its data and its computation",
+        ),
+        (Cause.BACKEND, "It is slow inside of operations. It waited for a processor for 45% of its own time"),
+    ],
+)
+def test_where_all_ranks_lack_cores_the_machine_comes_before_the_rank(cause, text):
+    assert text in describe(Straggler(1, 0, cause, 0.225, 0.12, 0.45, 0.05), "two")
+    assert "look at its" not in describe(Straggler(1, 0, Cause.LATE, 0.225, 0.12, 0.45, 0.06), "two")
+    assert "processor" not in describe(Straggler(1, 0, cause, 0.225, 0.12, 0.11, 0.05), "two")
 
 
 def test_short_waits_for_a_core_are_no_excuse(rank_0, caplog):

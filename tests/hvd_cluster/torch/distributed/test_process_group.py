@@ -43,6 +43,11 @@ def own(rank, *shape, dtype=torch.float32):
     return (torch.arange(float(torch.Size(shape).numel())).view(shape) + 10 * rank).to(dtype)
 
 
+def check_a_barrier_under_another_default_device(rank, size):
+    with torch.device("meta"):
+        dist.barrier()
+
+
 def check_names(rank, size):
     assert dist.get_backend() == "hvd"
     assert dist.group.WORLD.group_name
@@ -184,6 +189,39 @@ def check_refusals(rank, size):
         dist.all_to_all_single(torch.zeros(size + 1), torch.zeros(size + 1))
     with pytest.raises(ValueError, match=r"Tensor type torch.float8_e5m2 is not supported"):
         dist.all_reduce(torch.ones(1).to(torch.float8_e5m2))
+
+
+def check_dtypes_that_differ(rank, size):
+    """Torch itself compares those of most other collectives."""
+    text = r"the output of shape \(\d+,\) is torch.float64, but the input torch.float32; give tensors of one dtype"
+    with pytest.raises(ValueError, match=text):
+        dist.all_gather_into_tensor(torch.zeros(size, dtype=torch.float64), torch.ones(1))
+    with pytest.raises(ValueError, match=text):
+        dist.reduce_scatter_tensor(torch.zeros(1, dtype=torch.float64), torch.ones(size))
+    dist.barrier()
+
+
+def check_lists_of_another_length(rank, size):
+    def one_more():
+        return [torch.ones(2) for _ in range(size + 1)]
+
+    text = rf"has {size + 1} tensors, but the group {size} ranks; give one for each"
+    with pytest.raises(ValueError, match=f"the list of outputs of an all_gather {text}"):
+        dist.all_gather(one_more(), torch.ones(2))
+    with pytest.raises(ValueError, match="the list of outputs of an all_gather has 0 tensors"):
+        dist.all_gather([], torch.ones(2))
+    with pytest.raises(ValueError, match=f"the list of inputs of a reduce_scatter {text}"):
+        dist.reduce_scatter(torch.zeros(2), one_more())
+    with pytest.raises(ValueError, match=f"the list of inputs of an all_to_all {text}"):
+        dist.all_to_all(one_more()[1:], one_more())
+    with pytest.raises(ValueError, match=f"the list of outputs of an all_to_all {text}"):
+        dist.all_to_all(one_more(), one_more()[1:])
+    if rank == 0:
+        with pytest.raises(ValueError, match=f"the list of outputs of a gather {text}"):
+            dist.gather(torch.ones(2), one_more(), 0)
+        with pytest.raises(ValueError, match=f"the list of inputs of a scatter {text}"):
+            dist.scatter(torch.ones(2), one_more(), 0)
+    dist.barrier()
 
 
 def check_different_shapes(rank, size):

@@ -252,6 +252,18 @@ def check_a_model_that_moved():
     assert_same_training(adam, train=train_and_move)
 
 
+def check_a_model_that_other_processes_share():
+    """As torch.multiprocessing does, where a rank gives it to a process that evaluates."""
+
+    def train_and_share(model, optimizer, steps, passes):
+        for step in steps:
+            train(model, optimizer, [step])
+            if hvd.rank() == 0:
+                model.share_memory()
+
+    assert_same_training(adam, train=train_and_share)
+
+
 def check_the_full_state_goes_anywhere():
     for place in PLACES:
         model = build()
@@ -753,6 +765,19 @@ def check_steps_that_would_be_wrong():
     backward(tied, optimizer, 1)
     with pytest.raises(InvalidRequestError, match="lie in the same memory"):
         optimizer.step()
+
+
+def check_the_others_hear_of_one_rank_with_tied_memory():
+    kind = InvalidRequestError if hvd.rank() == 0 else RefusedCallError
+    for place in PLACES if hvd.size() > 1 else ():
+        model = build()
+        if hvd.rank() == 0:
+            model[3].bias.data = model[0].weight.data[0, :3]
+        optimizer = wrapped(model, momentum, place)
+        backward(model, optimizer, 1)
+        with pytest.raises(kind, match="lie in the same memory"):
+            optimizer.step()
+        del optimizer
 
 
 def check_clipping_after_unscaling():
