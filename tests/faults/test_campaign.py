@@ -19,8 +19,8 @@ def test_a_short_campaign():
     lines = []
     campaign = Campaign(seed=5, events=6, ranks=3, tell=lines.append)
     campaign.run()
-    assert len(lines) == 6
-    assert len(campaign.outcomes) >= 5
+    assert len(campaign.played) == 6
+    assert lines
 
 
 def test_a_campaign_whose_events_spared_the_driver_kills_one_at_the_end():
@@ -48,9 +48,10 @@ def test_a_short_campaign_on_two_hosts(arena, seed, events, ranks, first):
             pass
     except Unavailable as reason:
         pytest.skip(str(reason))
-    Campaign(seed=seed, events=events, ranks=ranks, arena=arena, tell=lines.append).run()
+    campaign = Campaign(seed=seed, events=events, ranks=ranks, arena=arena, tell=lines.append)
+    campaign.run()
     assert first in lines[0]
-    assert len(lines) == events
+    assert len(campaign.played) == events
 
 
 def test_every_host_has_another_number_of_slots_in_each_full_offer():
