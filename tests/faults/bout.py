@@ -13,7 +13,8 @@ from tests.faults.jobs.driver import NAME as DRIVER
 RECOVERY_SECONDS = 60.0
 NEWCOMER_SECONDS = 180.0
 # A trap that nobody has come by for so long is removed: the way that was drawn did not lead there.
-AMBUSH_SECONDS = 30.0
+AMBUSH_SECONDS = 20.0
+LATE_AMBUSH_SECONDS = 60.0
 # A driver looks for other slots once a second; surplus ranks leave at a commit.
 OFFER_SECONDS = 3.0
 SEEN_OFFERS = 2
@@ -185,7 +186,7 @@ class Bout:
 
     def _await_hits(self, ambush):
         """Those whom the traps have hit; then there are no traps any more."""
-        deadline = time.monotonic() + (NEWCOMER_SECONDS if ambush.late else AMBUSH_SECONDS)
+        deadline = time.monotonic() + (LATE_AMBUSH_SECONDS if ambush.late else AMBUSH_SECONDS)
         while not self._new_hits() and time.monotonic() < deadline and self._job.running() is None:
             time.sleep(POLL_SECONDS)
         if ambush.count > 1:

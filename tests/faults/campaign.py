@@ -14,7 +14,7 @@ from tests.faults.events import DRIVERS, FATAL, Blow, draw, draw_end
 from tests.faults.plans import Event, fitting
 
 # An executor of Spark takes long on a busy machine.
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 END_SHARE = 0.06
 LOST = re.compile(r"(\d+) steps? lost")
 # Keras computes a part in float32, on torch.

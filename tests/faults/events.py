@@ -251,8 +251,9 @@ class Draw:
         return (Blow("offer", self.random.randint(1, self.most)),)
 
     def _flap(self):
-        first = Blow("flap", seconds=FLAP_SECONDS)
-        return (first, *self._single()) if self.random.random() < 0.5 else (first,)
+        """The job may have one rank only meanwhile, so that another loss has to come before."""
+        flap = Blow("flap", seconds=FLAP_SECONDS)
+        return (*self._single(), flap) if self.random.random() < 0.5 else (flap,)
 
     def _two(self):
         """Two ranks at once; or one and another number of slots."""
@@ -298,16 +299,16 @@ class Draw:
         if "drain" in self.repertoire.ambushes and self.random.random() < 0.2:
             names = points.names(points.OF_RANKS, points.LEAVE)
             return Blow("drain", first), Ambush("kill", self.random.choice(names), spared)
-        return Blow("kill", first), self._ambush(self._names(points.LOSS), spared, self.size - 2)
+        return Blow("kill", first), self._ambush(self._names(points.LOSS, points.CHANGE), spared, self.size - 2)
 
     def _growth(self):
         """At a point on the way to a larger world."""
         first, spared = self.random.sample(range(self.size), 2)
-        names = self._names(points.GROW) * 2 + points.names(points.OF_RANKS, points.LOSS)
+        names = self._names(points.GROW) * 2 + self._names(points.CHANGE)
         return Blow("kill", first), replace(self._ambush(names, spared, self.size - 2), late=True)
 
-    def _names(self, moment):
-        return points.names(points.OF_RANKS, moment) + points.names(points.OF_DRIVERS, moment)
+    def _names(self, *moments):
+        return points.names(points.OF_RANKS, *moments) + points.names(points.OF_DRIVERS, *moments)
 
     def _ambush(self, names, spared, most):
         point = self.random.choice(names)

@@ -9,15 +9,15 @@ BEFORE, AFTER = "before ", "after "
 class Point:
     """The function at ``place``, ``module:name``; a point is before it, and another one is after it.
 
-    ``when`` processes come by: in each ``step``, after a ``loss``, when the job can ``grow`` after that, when a rank
-    can ``leave``, or at the ``end`` of the training.
+    ``when`` processes come by: in each ``step``, after a ``loss``, in each ``change`` of the ranks, when the job can
+    ``grow`` after a loss, when a rank can ``leave``, or at the ``end`` of the training.
     """
 
     place: str
     when: str
 
 
-STEP, LOSS, GROW, LEAVE, END = "step", "loss", "grow", "leave", "end"
+STEP, LOSS, CHANGE, GROW, LEAVE, END = "step", "loss", "change", "grow", "leave", "end"
 
 SESSION = "hvd_cluster.elastic.session"
 STATE = "hvd_cluster.elastic.state:ObjectState"
@@ -28,21 +28,22 @@ WORKER = "tests.faults.jobs.training:Worker"
 
 OF_RANKS = {
     "the step": Point(f"{WORKER}.step", STEP),
-    "the submission": Point("collectives.engine.loop:EngineLoop.submit", STEP),
     "the vote": Point("collectives.engine.bypass:Bypass.attempt", STEP),
     "the batch": Point("collectives.engine.bypass:Attempt.run", STEP),
     "the commit": Point("hvd_cluster.elastic.snapshots:Snapshots.close_cycle", STEP),
     "the look for news": Point(f"{SESSION}:check", STEP),
     "the next world": Point(f"{WORLDS}.after", LOSS),
-    "the end of the engine": Point(f"{ENGINE}.step_out", LOSS),
-    "the connection": Point(f"{WORLDS}._connect_once", LOSS),
-    "the agreement on sets": Point(f"{SESSION}:_agree", LOSS),
-    "the sync": Point(f"{STATE}.sync", LOSS),
-    "the reports of states": Point(f"{STATE}._reports", LOSS),
-    "the restoration": Point(f"{STATE}._follow", LOSS),
-    "the wait for the others": Point(f"{SESSION}:await_others", LOSS),
-    "the formation": Point(f"{SESSION}:formed", LOSS),
-    "the training": Point(f"{WORKER}.train", LOSS),
+    "the end of the engine": Point(f"{ENGINE}.step_out", CHANGE),
+    "the connection": Point(f"{WORLDS}._connect_once", CHANGE),
+    "the agreement on sets": Point(f"{SESSION}:_agree", CHANGE),
+    "the submission": Point("collectives.engine.loop:EngineLoop._submit", CHANGE),
+    "the negotiated batch": Point("collectives.engine.runner:Runner.run", CHANGE),
+    "the sync": Point(f"{STATE}.sync", CHANGE),
+    "the reports of states": Point(f"{STATE}._reports", CHANGE),
+    "the restoration": Point(f"{STATE}._follow", CHANGE),
+    "the wait for the others": Point(f"{SESSION}:await_others", CHANGE),
+    "the formation": Point(f"{SESSION}:formed", CHANGE),
+    "the training": Point(f"{WORKER}.train", CHANGE),
     "the admission": Point(f"{WORLDS}.join", GROW),
     "the planned change": Point(f"{WORLDS}._interrupt", GROW),
     "the notice": Point(f"{WORLDS}.give_notice", LEAVE),
@@ -53,10 +54,10 @@ OF_RANKS = {
 }
 
 OF_DRIVERS = {
-    "the publication": Point(f"{DRIVER}._show", LOSS),
-    "the report of a rank": Point(f"{DRIVER}._take", LOSS),
+    "the publication": Point(f"{DRIVER}._show", CHANGE),
+    "the report of a rank": Point(f"{DRIVER}._take", CHANGE),
     "the failure of a rank": Point(f"{DRIVER}.failed", LOSS),
-    "the news of a formation": Point(f"{DRIVER}._formed", LOSS),
+    "the news of a formation": Point(f"{DRIVER}._formed", CHANGE),
     "the start of a rank": Point(f"{DRIVER}._start", GROW),
     "the readiness of a rank": Point(f"{DRIVER}._ready", GROW),
     "the success of a rank": Point(f"{DRIVER}.done", END),
@@ -76,4 +77,4 @@ def moment_of(name):
 
 def is_of_driver(name):
     """Whether the driver comes by, and no rank."""
-    return name in names(OF_DRIVERS, LOSS, GROW, END)
+    return name in names(OF_DRIVERS, LOSS, CHANGE, GROW, END)

@@ -105,11 +105,12 @@ def test_all_kinds_come_and_a_seed_repeats_them():
 def test_each_kind_comes_at_each_point(repertoire):
     drawn = [part for seed in range(20000) for part in draw(random.Random(seed), 4, 4, repertoire)]
     ambushes = [part for part in drawn if isinstance(part, Ambush)]
-    wanted = points.names(points.OF_RANKS, points.STEP, points.LOSS, points.GROW)
+    wanted = points.names(points.OF_RANKS, points.STEP, points.LOSS, points.CHANGE, points.GROW)
+    assert not any(part.late for part in ambushes if points.moment_of(part.point) == points.LOSS)
     assert {(part.kind, part.point) for part in ambushes if not part.is_of_driver and part.kind != "error"} >= {
         (kind, point) for kind in repertoire.ambushes for point in wanted
     }
-    of_driver = points.names(points.OF_DRIVERS, points.LOSS, points.GROW)
+    of_driver = points.names(points.OF_DRIVERS, points.LOSS, points.CHANGE, points.GROW)
     assert {part.point for part in ambushes if part.is_of_driver} == {*of_driver}
     assert {part.kind for part in ambushes if part.is_of_driver} == {"kill", "stop", "clock", "memory"}
     assert all(part.late for part in ambushes if points.moment_of(part.point) == points.GROW)

@@ -40,7 +40,8 @@ def test_a_point_is_a_function_of_the_product_or_of_the_training(name):
 
 
 def test_the_moments_of_points():
-    assert points.moment_of("before the sync") == points.moment_of("after the connection") == points.LOSS
+    assert points.moment_of("before the sync") == points.moment_of("after the connection") == points.CHANGE
+    assert points.moment_of("after the next world") == points.LOSS
     assert points.is_of_driver("after the publication")
     assert not points.is_of_driver("after the sync")
     assert "after the vote" in points.names(points.OF_RANKS, points.STEP, points.END)

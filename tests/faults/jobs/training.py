@@ -20,7 +20,7 @@ from tests.faults.jobs.models import BATCH, MODELS, SAMPLES
 from tests.faults.jobs.traps import Traps, install_once
 from tests.faults.points import OF_RANKS
 
-STEP_SECONDS = 0.01
+STEP_SECONDS = 0.03
 
 
 class Sampler:
