@@ -16,6 +16,7 @@ from tests.faults.plans import Event, fitting
 # An executor of Spark takes long on a busy machine.
 START_SECONDS = 600.0
 END_SHARE = 0.06
+SHOWN = 250
 LOST = re.compile(r"(\d+) steps? lost")
 # Keras computes a part in float32, on torch.
 DIFFERENCES = {"keras": 1e-4}
@@ -113,7 +114,8 @@ class Campaign:
         """Whether the job goes on."""
         outcome = bout.fire(event)
         if outcome is None:
-            self._tell(f"{len(self.played):4} {event}: the job has ended, and says why")
+            said = [line for line in job.log.splitlines() if line.startswith("hvdrun: ")]
+            self._tell(f"{len(self.played):4} {event}: the job has ended; {said[-1][:SHOWN] if said else 'silently'}")
             return False
         self.outcomes.append(outcome)
         if all(isinstance(part, Blow) and part.kind == "drain" for part in event.parts):

@@ -1,15 +1,20 @@
-"""A short campaign; ``scripts/faults`` runs long ones."""
+"""A short campaign of 60 faults; ``scripts/faults`` runs long ones."""
 
+import itertools
 import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from tests.faults import points
 from tests.faults.arena import ROOT
 from tests.faults.campaign import Campaign
+from tests.faults.events import Ambush, Blow
 from tests.faults.hosts import HostsArena, LargeArena, Slots
+from tests.faults.plans import Event
 from tests.namespaces import Network, Unavailable
 
 pytestmark = pytest.mark.timeout(400)
@@ -21,6 +26,39 @@ def test_a_short_campaign():
     campaign.run()
     assert len(campaign.played) == 6
     assert lines
+
+
+def tour():
+    """The named points of a world: a rank that comes by is killed, stopped, or has another clock."""
+    kinds = itertools.cycle([("kill", 0.0), ("stop", 1.0), ("clock", 3600.0)])
+    names = points.names(points.OF_RANKS, points.LOSS, points.CHANGE)
+    sides = [name for number, name in enumerate(names) if number % 4 in {0, 3}]
+    losses = [_loss(number % 3, name, *next(kinds)) for number, name in enumerate(sides)]
+    grown = [_loss(0, "before the admission", "kill"), _loss(1, "after the planned change", "stop", 1.0)]
+    steps = points.names(points.OF_RANKS, points.STEP)
+    harmless = itertools.cycle([("stop", 1.0), ("clock", -3600.0)])
+    return [
+        *losses,
+        *(replace(event, parts=(event.parts[0], replace(event.ambush, late=True))) for event in grown),
+        Event((Blow("drain", 0), Ambush("kill", "before the notice", 1)), grow=3),
+        *(
+            Event((Ambush(kind, name, 0, seconds),), grow=2)
+            for name, (kind, seconds) in zip(steps, harmless, strict=False)
+        ),
+    ]
+
+
+def _loss(rank, point, kind, seconds=0.0):
+    return Event((Blow("kill", rank), Ambush(kind, point, (rank + 1) % 3, seconds)), grow=3)
+
+
+def test_a_tour_of_the_named_points():
+    lines, script = [], tour()
+    campaign = Campaign(seed=0, events=0, ranks=3, script=script, tell=lines.append)
+    campaign.run()
+    assert not [line for line in lines if "nobody came by" in line]
+    assert sum(len(event.parts) for event in campaign.played) >= 36
+    assert len(campaign.outcomes) == len(script)
 
 
 def test_a_campaign_whose_events_spared_the_driver_kills_one_at_the_end():
