@@ -101,7 +101,7 @@ def _shrink(plan, path, tries):
 
 def _summary(campaign, source, seconds):
     pauses = [outcome.pause for outcome in campaign.outcomes] or [0.0]
-    lost = max(campaign.lost, sum(outcome.lost for outcome in campaign.outcomes))
+    lost = sum(outcome.lost for outcome in campaign.outcomes)
     kinds = Counter(part.kind for event in campaign.played for part in event.parts)
     points = {part.point for event in campaign.played for part in event.parts if hasattr(part, "point")}
     return (

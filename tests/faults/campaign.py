@@ -1,7 +1,6 @@
 """A campaign: random events against elastic jobs, and after each of them the question whether all is well."""
 
 import random
-import re
 import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +8,14 @@ from pathlib import Path
 
 from tests.faults.arena import LocalArena
 from tests.faults.bout import Bout
-from tests.faults.chronicle import LARGEST_DIFFERENCE, ViolationError, check_notice, check_result, check_values
+from tests.faults.chronicle import (
+    LARGEST_DIFFERENCE,
+    ViolationError,
+    check_lost,
+    check_notice,
+    check_result,
+    check_values,
+)
 from tests.faults.events import DRIVERS, FATAL, Blow, draw, draw_end
 from tests.faults.plans import Event, fitting
 
@@ -17,7 +23,6 @@ from tests.faults.plans import Event, fitting
 START_SECONDS = 600.0
 END_SHARE = 0.06
 SHOWN = 250
-LOST = re.compile(r"(\d+) steps? lost")
 # Keras computes a part in float32, on torch.
 DIFFERENCES = {"keras": 1e-4}
 
@@ -25,8 +30,7 @@ DIFFERENCES = {"keras": 1e-4}
 class Campaign:
     """``events`` events, drawn by ``seed``, against jobs of ``ranks`` ranks; ``tell`` gets a line for each.
 
-    With a ``script``, these Events are played instead. :attr:`played` has those that have happened. :attr:`lost` counts
-    the steps that the drivers have told as lost, also between the events; there must be none.
+    With a ``script``, these Events are played instead. :attr:`played` has those that have happened.
     With ``samples="batches"`` there is one job, and :attr:`difference` tells how far its parameters are from those of a
     training that nothing disturbs. Otherwise its driver may be killed, or the job end or fail, and another job goes on.
     """
@@ -50,7 +54,6 @@ class Campaign:
         self._has_killed_driver = False
         self.played = []
         self.outcomes = []
-        self.lost = 0
         self.difference = None
 
     def run(self):
@@ -121,6 +124,8 @@ class Campaign:
         if all(isinstance(part, Blow) and part.kind == "drain" for part in event.parts):
             check_notice(outcome, job.log)
         self._tell(f"{len(self.played):4} {outcome}")
+        if outcome.lost:
+            raise ViolationError(f"{outcome.lost} steps were done again")
         return True
 
     def _let_end(self, job, bout, ambush=None):
@@ -179,10 +184,4 @@ class Campaign:
             check_values(job.chronicle.kept)
         if left := job.left():
             raise ViolationError(f"the job left behind: {', '.join(left)}")
-        self._check_lost(job)
-
-    def _check_lost(self, job):
-        lost = sum(map(int, LOST.findall(job.log)))
-        self.lost += lost
-        if lost:
-            raise ViolationError(f"{lost} steps were done again")
+        check_lost(job.log)

@@ -1,6 +1,7 @@
 """What the workers of a job have noted, and what must be true of it."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests.faults.jobs.models import SAMPLES
 from tests.faults.replay import Replay
 
 LARGEST_DIFFERENCE = 1e-9
+LOST = re.compile(r"(\d+) steps? lost")
 
 
 class ViolationError(Exception):
@@ -152,6 +154,13 @@ def check_notice(outcome, log):
     told = [line for world in worlds for line in log.splitlines() if f"world {world}: " in line]
     if outcome.lost or any(" lost (" in line for line in told):
         raise ViolationError(f"a notice was not used: {outcome}")
+
+
+def check_lost(log):
+    """The driver tells of no step that was done again."""
+    told = [line for line in log.splitlines() if (found := LOST.search(line)) and int(found[1])]
+    if told:
+        raise ViolationError(f"steps were done again: {told}")
 
 
 def check_values(kept):

@@ -11,6 +11,7 @@ from tests.faults.chronicle import (
     Hit,
     Result,
     ViolationError,
+    check_lost,
     check_notice,
     check_result,
     check_success,
@@ -97,6 +98,12 @@ def test_a_notice():
         check_notice(outcome, LOG.format("lost (its task was lost)"))
     with pytest.raises(ViolationError, match="a notice was not used"):
         check_notice(replace(outcome, lost=1), LOG.format("left"))
+
+
+def test_a_step_that_is_lost():
+    check_lost(LOG)
+    with pytest.raises(ViolationError, match=r"steps were done again: .'world 5: .*, 2 steps lost'"):
+        check_lost(LOG.format("left").replace("0.02 s, 0", "0.02 s, 2"))
 
 
 def test_a_result_that_differs(tmp_path):
