@@ -200,9 +200,12 @@ def draw_end(random, size, repertoire):
     kinds = ("kill", "stop", "clock", "memory")
     if random.random() < 0.4:
         return None
-    point = random.choice(points.names(points.OF_RANKS, points.END))
-    kind = random.choice(kinds)
-    return Ambush(kind, point, random.randrange(size), _seconds(random, kind), random.choice([1, 1, 2]))
+    point = random.choice(points.names(points.OF_RANKS, points.END) + points.names(points.OF_DRIVERS, points.END))
+    kind, of_driver = random.choice(kinds), points.is_of_driver(point)
+    seconds = _seconds(random, kind)
+    if kind == "stop" and of_driver:
+        seconds = min(seconds, repertoire.longest_halt)
+    return Ambush(kind, point, random.randrange(size), seconds, 1 if of_driver else random.choice([1, 1, 2]))
 
 
 def _seconds(random, kind):

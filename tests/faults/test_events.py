@@ -121,7 +121,8 @@ def test_each_kind_comes_at_each_point(repertoire):
 def test_what_happens_at_the_end_of_a_job():
     drawn = [draw_end(random.Random(seed), 3, PROCESSES) for seed in range(600)]
     assert None in drawn
-    assert {ambush.point for ambush in drawn if ambush} == {*points.names(points.OF_RANKS, points.END)}
+    wanted = points.names(points.OF_RANKS, points.END) + points.names(points.OF_DRIVERS, points.END)
+    assert {ambush.point for ambush in drawn if ambush} == {*wanted}
 
 
 def test_stops_take_from_one_to_twenty_seconds():
