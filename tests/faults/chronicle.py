@@ -1,16 +1,18 @@
 """What the workers of a job have noted, and what must be true of it."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from tests.faults.jobs.models import SAMPLES
 from tests.faults.replay import Replay
-from tests.faults.training import SAMPLES
 
 LARGEST_DIFFERENCE = 1e-9
+LOST = re.compile(r"(\d+) steps? lost")
 
 
 class ViolationError(Exception):
@@ -31,17 +33,40 @@ class Step:
     samples: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True)
+class Hit:
+    """``worker``, in the world ``round``, came by a trap at ``point``."""
+
+    worker: str
+    kind: str
+    point: str
+    time: float
+    round: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker has at the end of its training, in the world ``round`` of ``size`` ranks."""
+
+    values: list[float]
+    step: int
+    round: int
+    size: int
+
+
 @dataclass
 class Chronicle:
     """The steps of a job, by the files in ``folder``; :meth:`read` takes what is new in them.
 
-    ``kept`` has each step as the job has it in the end: in the last world that made it. Raises ViolationError when the
-    ranks of a world differ after a step.
+    ``hits`` are those by traps. ``kept`` has each step as the job has it in the end: in the last world that made it.
+    Raises ViolationError when the ranks of a world differ after a step.
     """
 
     folder: Path
     pids: dict[str, int] = field(default_factory=dict)
-    results: dict[str, list[float]] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
+    hits: list[Hit] = field(default_factory=list)
     last: dict[str, Step] = field(default_factory=dict)
     ends: dict[str, dict[int, Step]] = field(default_factory=dict)
     kept: dict[int, Step] = field(default_factory=dict)
@@ -49,7 +74,7 @@ class Chronicle:
     _read: dict[Path, int] = field(default_factory=dict)
 
     def read(self):
-        for path in sorted(self.folder.glob("worker-*")):
+        for path in sorted([*self.folder.glob("worker-*"), *self.folder.glob("driver")]):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 data = file.read()
@@ -59,10 +84,12 @@ class Chronicle:
                 self._take(path.name, json.loads(line))
 
     def _take(self, worker, note):
-        if "pid" in note:
+        if "hit" in note:
+            self.hits.append(Hit(worker, note.pop("hit"), **note))
+        elif "pid" in note:
             self.pids[worker] = note["pid"]
         elif "result" in note:
-            self.results[worker] = note["result"]
+            self.results[worker] = Result(note.pop("result"), **note)
         else:
             members, samples = tuple(note.pop("workers")), tuple(map(tuple, note.pop("samples")))
             self._add(Step(worker=worker, workers=members, samples=samples, **note))
@@ -129,6 +156,13 @@ def check_notice(outcome, log):
         raise ViolationError(f"a notice was not used: {outcome}")
 
 
+def check_lost(log):
+    """The driver tells of no step that was done again."""
+    told = [line for line in log.splitlines() if (found := LOST.search(line)) and int(found[1])]
+    if told:
+        raise ViolationError(f"steps were done again: {told}")
+
+
 def check_values(kept):
     """Each step gave the parameters that one process, alone, has after the same samples, bit for bit."""
     model = Replay()
@@ -139,11 +173,27 @@ def check_values(kept):
             raise ViolationError(f"step {number} in world {step.round} gave other parameters than its samples: {step}")
 
 
-def check_result(chronicle):
+def check_success(status, chronicle, tells_by_exit=True):
+    """A driver that says success has seen all ranks of the last world return.
+
+    ``tells_by_exit``: a rank that is killed after that has not ended with success.
+    """
+    if status != 0:
+        return
+    round, size = max(((each.round, each.size) for each in chronicle.results.values()), default=(-1, 1))
+    killed = {hit.worker for hit in chronicle.hits if hit.kind == "kill"} if tells_by_exit else set()
+    whole = {worker for worker, each in chronicle.results.items() if each.round == round} - killed
+    if len(whole) < size:
+        raise ViolationError(
+            f"the driver says success, but of the {size} ranks of the last world only {sorted(whole)} returned"
+        )
+
+
+def check_result(chronicle, largest=LARGEST_DIFFERENCE):
     """The relative difference of the last parameters from those of a training that nothing disturbed."""
-    found = np.array(next(iter(chronicle.results.values())))
+    found = np.array(next(iter(chronicle.results.values())).values)
     wanted = Replay().undisturbed(max(chronicle.kept)).ravel()
     difference = float(np.abs(found - wanted).max() / np.abs(wanted).max())
-    if not difference < LARGEST_DIFFERENCE:
+    if not difference < largest:
         raise ViolationError(f"the parameters differ from those of an undisturbed training by {difference}, relatively")
     return difference

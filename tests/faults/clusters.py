@@ -17,6 +17,8 @@ class ClusterArena(LocalArena):
     """The driver ``program`` lets :func:`tests.faults.training.train` run in a cluster."""
 
     program = ""
+    tells_by_exit = False
+    fills_disk = False
 
     def __init__(self, *arguments):
         self._family = {}
@@ -58,12 +60,12 @@ class RayArena(ClusterArena):
     """A head without CPUs, and two nodes; half of the ranks are on the second one. They live on without the driver."""
 
     repertoire = NODES
-    program = "tests.faults.ray_job"
+    program = "tests.faults.jobs.ray_job"
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._nodes = self._start(["tests.faults.ray_nodes", self.most, self.folder], **pipes)
+        self._nodes = self._start(["tests.faults.jobs.ray_nodes", self.most, self.folder], **pipes)
 
     def __exit__(self, *exception):
         try:
@@ -132,7 +134,7 @@ class SparkArena(ClusterArena):
     """An executor for each rank."""
 
     repertoire = EXECUTORS
-    program = "tests.faults.spark_job"
+    program = "tests.faults.jobs.spark_job"
 
     def __init__(self, *arguments):
         self._leaving = {}

@@ -9,7 +9,7 @@ import psutil
 
 from tests.faults.arena import LocalArena
 from tests.faults.events import TWO_HOSTS
-from tests.faults.training import LARGE
+from tests.faults.jobs.training import LARGE
 from tests.namespaces import HOSTS, NAMESPACES, Network
 
 AGENT = "executors.agents.hosts.agent"

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tests.faults.training import Batches, Regression
+from tests.faults.jobs.models import Regression
+from tests.faults.jobs.training import Batches
 
 
 class Replay(Regression):

@@ -1,15 +1,20 @@
-"""A short campaign; ``scripts/faults`` runs long ones."""
+"""A short campaign of 60 faults; ``scripts/faults`` runs long ones."""
 
+import itertools
 import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from tests.faults import points
 from tests.faults.arena import ROOT
 from tests.faults.campaign import Campaign
+from tests.faults.events import Ambush, Blow
 from tests.faults.hosts import HostsArena, LargeArena, Slots
+from tests.faults.plans import Event
 from tests.namespaces import Network, Unavailable
 
 pytestmark = pytest.mark.timeout(400)
@@ -19,8 +24,41 @@ def test_a_short_campaign():
     lines = []
     campaign = Campaign(seed=5, events=6, ranks=3, tell=lines.append)
     campaign.run()
-    assert len(lines) == 6
-    assert len(campaign.outcomes) >= 5
+    assert len(campaign.played) == 6
+    assert lines
+
+
+def tour():
+    """The named points of a world: a rank that comes by is killed, stopped, or has another clock."""
+    kinds = itertools.cycle([("kill", 0.0), ("stop", 1.0), ("clock", 3600.0)])
+    names = points.names(points.OF_RANKS, points.LOSS, points.CHANGE)
+    sides = [name for number, name in enumerate(names) if number % 4 in {0, 3}]
+    losses = [_loss(number % 3, name, *next(kinds)) for number, name in enumerate(sides)]
+    grown = [_loss(0, "before the admission", "kill"), _loss(1, "after the planned change", "stop", 1.0)]
+    steps = points.names(points.OF_RANKS, points.STEP)
+    harmless = itertools.cycle([("stop", 1.0), ("clock", -3600.0)])
+    return [
+        *losses,
+        *(replace(event, parts=(event.parts[0], replace(event.ambush, late=True))) for event in grown),
+        Event((Blow("drain", 0), Ambush("kill", "before the notice", 1)), grow=3),
+        *(
+            Event((Ambush(kind, name, 0, seconds),), grow=2)
+            for name, (kind, seconds) in zip(steps, harmless, strict=False)
+        ),
+    ]
+
+
+def _loss(rank, point, kind, seconds=0.0):
+    return Event((Blow("kill", rank), Ambush(kind, point, (rank + 1) % 3, seconds)), grow=3)
+
+
+def test_a_tour_of_the_named_points():
+    lines, script = [], tour()
+    campaign = Campaign(seed=0, events=0, ranks=3, script=script, tell=lines.append)
+    campaign.run()
+    assert not [line for line in lines if "nobody came by" in line]
+    assert sum(len(event.parts) for event in campaign.played) >= 36
+    assert len(campaign.outcomes) == len(script)
 
 
 def test_a_campaign_whose_events_spared_the_driver_kills_one_at_the_end():
@@ -32,25 +70,35 @@ def test_a_campaign_whose_events_spared_the_driver_kills_one_at_the_end():
     assert lines == ["   0 kill the driver: no process is left"]
 
 
+# The agent of the other host; in a large world rank 0 and the leader of the other host.
+ON_TWO_HOSTS = (
+    Event((Blow("agent", 1, beside=(2,)),)),
+    _loss(1, "before the connection", "stop", 1.0),
+    Event((Blow("slow", 1, seconds=1.0), Blow("kill", 0)), grow=3),
+)
+IN_A_LARGE_WORLD = (
+    Event((Blow("kill", 0), Blow("kill", 2))),
+    replace(_loss(2, "after the agreement on sets", "kill"), grow=4),
+    Event((Blow("drain", 1),), grow=3),
+)
+
+
 @pytest.mark.parametrize(
-    ("arena", "seed", "events", "ranks", "first"),
-    [(HostsArena, 2, 3, 3, "agent rank"), (LargeArena, 7, 6, 4, "kill rank 0 + kill rank 2")],
+    ("arena", "ranks", "script"),
+    [(HostsArena, 3, ON_TWO_HOSTS), (LargeArena, 4, IN_A_LARGE_WORLD)],
     ids=["usual", "large"],
 )
-def test_a_short_campaign_on_two_hosts(arena, seed, events, ranks, first):
-    """The first event kills the agent of the other host; in a large world rank 0 and the leader of the other host.
-
-    Long campaigns cut the link, too.
-    """
-    lines = []
+def test_a_short_campaign_on_two_hosts(arena, ranks, script):
+    """Long campaigns cut the link, too."""
     try:
         with Network():
             pass
     except Unavailable as reason:
         pytest.skip(str(reason))
-    Campaign(seed=seed, events=events, ranks=ranks, arena=arena, tell=lines.append).run()
-    assert first in lines[0]
-    assert len(lines) == events
+    campaign = Campaign(seed=0, events=0, ranks=ranks, arena=arena, script=script)
+    campaign.run()
+    assert not [outcome for outcome in campaign.outcomes if outcome.missed]
+    assert len(campaign.outcomes) == len(script)
 
 
 def test_every_host_has_another_number_of_slots_in_each_full_offer():
@@ -79,4 +127,3 @@ def test_the_result_is_that_of_an_undisturbed_training(model):
     campaign.run()
     assert len(campaign.outcomes) == 2
     assert campaign.difference < 1e-9
-    assert not campaign.lost

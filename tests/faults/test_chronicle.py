@@ -5,10 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.campaign import Outcome
-from tests.faults.chronicle import Chronicle, ViolationError, check_notice, check_result, check_values
+from tests.faults.bout import Outcome
+from tests.faults.chronicle import (
+    Chronicle,
+    Hit,
+    Result,
+    ViolationError,
+    check_lost,
+    check_notice,
+    check_result,
+    check_success,
+    check_values,
+)
+from tests.faults.jobs.models import BATCH, SAMPLES
 from tests.faults.replay import Replay
-from tests.faults.training import BATCH, SAMPLES
 
 WORKERS = ["worker-0", "worker-1"]
 
@@ -90,11 +100,50 @@ def test_a_notice():
         check_notice(replace(outcome, lost=1), LOG.format("left"))
 
 
+def test_a_step_that_is_lost():
+    check_lost(LOG)
+    with pytest.raises(ViolationError, match=r"steps were done again: .'world 5: .*, 2 steps lost'"):
+        check_lost(LOG.format("left").replace("0.02 s, 0", "0.02 s, 2"))
+
+
 def test_a_result_that_differs(tmp_path):
     notes = history()
     chronicle = read(tmp_path, notes)
-    chronicle.results["worker-0"] = wanted = Replay().undisturbed(len(notes)).ravel().tolist()
+    wanted = Replay().undisturbed(len(notes)).ravel().tolist()
+    chronicle.results["worker-0"] = Result(wanted, len(notes), 0, 1)
     assert check_result(chronicle) == 0
     wanted[0] *= 1 + 1e-6
     with pytest.raises(ViolationError, match="differ from those of an undisturbed training by"):
         check_result(chronicle)
+
+
+def ended(tmp_path, *results, killed=()):
+    """A chronicle with ``results``: of each worker the round and the size of its last world."""
+    chronicle = read(tmp_path, history())
+    for number, (round, size) in enumerate(results):
+        chronicle.results[f"worker-{number}"] = Result([], 1, round, size)
+    chronicle.hits += [Hit(worker, "kill", "before the shutdown", 0.0, 0, 1) for worker in killed]
+    return chronicle
+
+
+def test_a_success_needs_all_ranks_of_the_last_world(tmp_path):
+    check_success(0, ended(tmp_path, (3, 2), (3, 2)))
+    check_success(0, ended(tmp_path, (2, 3), (3, 2), (3, 2)))
+    check_success(1, ended(tmp_path))
+    for results in ([], [(3, 2)], [(2, 3), (3, 2)]):
+        with pytest.raises(ViolationError, match=r"the driver says success, but of the [12] ranks of the last world"):
+            check_success(0, ended(tmp_path, *results))
+
+
+def test_a_rank_that_is_killed_after_its_return_is_no_success_of_a_process(tmp_path):
+    chronicle = ended(tmp_path, (3, 2), (3, 2), killed=["worker-1"])
+    check_success(0, chronicle, tells_by_exit=False)
+    with pytest.raises(ViolationError, match=r"only \['worker-0'\] returned"):
+        check_success(0, chronicle)
+
+
+def test_the_hits_of_traps(tmp_path):
+    note = {"hit": "stop", "point": "before the sync", "time": 1.0, "round": 4, "pid": 7}
+    (tmp_path / "driver").write_text(json.dumps(note) + "\n")
+    chronicle = read(tmp_path, history())
+    assert chronicle.hits == [Hit("driver", "stop", "before the sync", 1.0, 4, 7)]

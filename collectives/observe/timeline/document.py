@@ -6,17 +6,19 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from collectives.observe.locked_file import LockedFile
 from collectives.observe.timeline.records import MICROSECONDS, PID, Record, TraceRow, quoted
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 END = b"\n]\n"
+METADATA = b'"ph":"M"'
 LARGEST_WRITE = 1 << 16
+READ_BYTES = 1 << 16
 FIRST_RANK_PID, FIRST_TENSOR_PID = 1_000_000, 2_000_000
 """The process ids of the first rows; that of the job is below, and that of a row above the numbers of its lanes.
 
@@ -43,17 +45,20 @@ class Document:
     the past; or as in the file that it continues. ``origin`` is the same moment on the monotonic clock of this process;
     a file that a process of this host began keeps it, because the other clock may have been set since. A reader finds a
     JSON array at any time but that of a write. A write that fails leaves the array as it was before. Raises
-    DocumentError, here and in :meth:`write`. For one thread.
+    DocumentError, here and in :meth:`write`. For one thread. A file that goes on is read, which takes some seconds for
+    gigabytes; ``file`` is what :func:`opened` returned for it.
     """
 
-    def __init__(self, path: str, resumes: bool = False, begun: float = math.inf) -> None:
+    def __init__(
+        self, path: str, resumes: bool = False, begun: float = math.inf, file: LockedFile | None = None
+    ) -> None:
         self.path = path
         now = time.time()
         self.start = int(min(now, begun) * MICROSECONDS)
         self.origin = time.monotonic() - (now - self.start / MICROSECONDS)
         self._pids: dict[TraceRow, str] = {}
         self._tensors = 0
-        self._file = _open(path)
+        self._file = file or opened(path)
         self._end = 0
         self._is_resumed = False
         try:
@@ -69,10 +74,9 @@ class Document:
         with open(self.path, "rb") as file:
             if file.readline() != b"[\n":
                 return False
-            for line in file:
-                if b'"ph":"M"' in line:
-                    with suppress(ValueError, LookupError, TypeError):  # a part of a record, or of another program
-                        self._remember(json.loads(line.rstrip(b",\n")))
+            for line in _lines_with(METADATA, file):
+                with suppress(ValueError, LookupError, TypeError):  # a part of a record, or of another program
+                    self._remember(json.loads(line.rstrip(b",\n")))
             size = file.tell()
             file.seek(max(0, size - LARGEST_WRITE))
             tail = file.read()
@@ -149,7 +153,8 @@ class Document:
         self._file.disown()
 
 
-def _open(path: str) -> LockedFile:
+def opened(path: str) -> LockedFile:
+    """The file at ``path``, with its lock. Raises DocumentError."""
     try:
         return LockedFile(path)
     except BlockingIOError as error:
@@ -184,6 +189,24 @@ def _metadata(pid: int, name: str) -> list[str]:
         f'{{"pid":{pid},"ph":"M","name":"process_name","args":{quoted({"name": name})}}}',
         f'{{"pid":{pid},"ph":"M","name":"process_sort_index","args":{{"sort_index":{pid}}}}}',
     ]
+
+
+def _lines_with(mark: bytes, file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of the rest of ``file`` that contain ``mark``: few of the millions that a long training has."""
+    rest = b""
+    while block := file.read(READ_BYTES):
+        whole, _, rest = (rest + block).rpartition(b"\n")
+        yield from _marked(whole, mark)
+    yield from _marked(rest, mark)
+
+
+def _marked(lines: bytes, mark: bytes) -> Iterator[bytes]:
+    place = lines.find(mark)
+    while place >= 0:
+        begin, end = lines.rfind(b"\n", 0, place) + 1, lines.find(b"\n", place)
+        end = len(lines) if end < 0 else end
+        yield lines[begin:end]
+        place = lines.find(mark, end)
 
 
 def _pieces(lines: list[str]) -> Iterable[list[str]]:

@@ -16,7 +16,7 @@ from collectives.engine.engine import Engine
 from collectives.engine.start import own_address
 from collectives.net.attempts import attempts
 from collectives.observe.timeline.address import TimelineAddress
-from collectives.observe.timeline.document import Document, DocumentError, DocumentInUseError
+from collectives.observe.timeline.document import Document, DocumentError, DocumentInUseError, opened
 from collectives.observe.timeline.gathering import Gathering
 from collectives.observe.timeline.records import Record
 from collectives.observe.timeline.sending import Sender
@@ -98,16 +98,17 @@ class Recorder:
         self._timeline.attach(self._engine.events)
 
     def _opener(self, rank: int, path: str, resumes: bool, begun: float) -> Callable[[Callable[[], bool]], RecordSink]:
+        """The thread of the timeline reads a file that goes on: it may be large, and the other ranks wait."""
         rendezvous = self._rendezvous
         if rank > 0 and rendezvous is not None:
             return partial(Sender, rendezvous)
         try:
-            document = Document(path, resumes, begun)
+            file = opened(path)
         except DocumentInUseError:
             if not resumes:
                 raise
             return lambda is_closed: _sink(_continued(path, begun, is_closed), rendezvous)
-        return lambda _: _sink(document, rendezvous)
+        return lambda _: _sink(Document(path, resumes, begun, file), rendezvous)
 
     @property
     def is_recording(self) -> bool:

@@ -108,6 +108,19 @@ def test_a_file_that_another_host_began_goes_on_by_the_time_of_day(path, monkeyp
     assert time.monotonic() - again.origin == pytest.approx(time.time() - begun, abs=20.0)
 
 
+@pytest.mark.parametrize("size", [1, 7, 100, 1 << 20])
+def test_a_file_is_read_in_pieces_of_any_size(path, opened, monkeypatch, size):
+    opened.write([record(0), record(1, rank_row(2)), record(0, JOB), record(4, tensor_row("y", 0))])
+    opened.close()
+    monkeypatch.setattr(document, "READ_BYTES", size)
+    again = Document(str(path), resumes=True)
+    again.write([record(5, tensor_row("y", 0)), record(6, rank_row(2))])
+    again.close()
+    pids = [entry["pid"] for entry in json.loads(path.read_text()) if entry["ph"] == "B"]
+    assert (pids[3], pids[1]) == (pids[4], pids[5])
+    assert len(set(pids)) == 4
+
+
 @pytest.mark.parametrize("part", [b'{"pid":1,"ph":"B","na', b'{"pid":3,"ph":"M","na', b""])
 def test_a_file_whose_writer_was_killed_within_a_write_goes_on_behind_the_last_whole_record(path, opened, part):
     opened.write([record(0), record(1)])

@@ -188,6 +188,27 @@ def test_a_file_that_cannot_be_written_is_told_at_once_in_the_next_world_too(pat
     assert "cannot be written to" in line
 
 
+def test_the_other_ranks_do_not_wait_until_a_large_file_is_read(path, monkeypatch):
+    """A file of gigabytes takes seconds, in which they would take this rank for a silent one."""
+    Document(str(path)).close()
+    has_trained = threading.Event()
+
+    def read(self):
+        assert has_trained.wait(20.0), "a rank reads the file before it trains"
+        return resume(self)
+
+    resume = Document._resume
+    monkeypatch.setattr(Document, "_resume", read)
+    with running(1) as job:
+        recorder = recorder_of(job.engines[0])
+        recorder._begin(str(path), False, resumes=True)
+        run(job.engines[0], ones(job.engines[0]), "x")
+        has_trained.set()
+        until(lambda: recorder._timeline._sink is not None)
+        recorder.stop()
+    assert "x" in trace.rows(trace.load(path))
+
+
 def test_a_file_that_another_job_writes_is_one_line_in_the_next_world_too(path, caplog, monkeypatch):
     monkeypatch.setattr(recorder_module, "HELD_SECONDS", 0.05)
     other = Document(str(path))

@@ -11,7 +11,8 @@ from pathlib import Path
 import ray
 
 from hvd_cluster.ray import RayExecutor
-from tests.faults.training import train
+from tests.faults.jobs.driver import trapped
+from tests.faults.jobs.training import train
 
 POLL_SECONDS = 0.1
 
@@ -20,6 +21,7 @@ def main():
     logging.basicConfig(format="%(message)s")
     logging.getLogger("executors").setLevel(logging.INFO)
     most, folder, *training = sys.argv[1:]
+    trapped(folder)
     ray.init(address=address(Path(folder)), log_to_driver=False, logging_level="ERROR")
     settings = RayExecutor.create_settings(timeout_s=120)
     limits = {"min_workers": 1, "num_workers": int(most), "max_workers": int(most), "cooldown_range": (1, 1)}

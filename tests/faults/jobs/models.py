@@ -1,28 +1,15 @@
-"""The training of a campaign: ``training.py FOLDER MODEL SAMPLES EPOCHS``.
+"""The models that the jobs of a campaign train: one regression, by hand and with each framework."""
 
-MODEL is one of MODELS; SAMPLES is ``sampler``, an ElasticSampler, or ``batches``, GlobalBatches. Each worker
-appends to ``FOLDER/<worker>`` a line of JSON for each step that it finishes, with the samples of all ranks and a digest
-of the parameters. It ends after EPOCHS, or when ``FOLDER/end`` exists.
-"""
-
-import json
 import os
-import sys
-import time
-from hashlib import blake2b
-from pathlib import Path
 
 import numpy as np
 
-from collectives.handshake import hello
-from hvd_cluster.core import basics
 from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.handlers import HandledState, SamplerStateHandler, StateDictHandler
 from hvd_cluster.elastic.loop import run
 from hvd_cluster.elastic.sampler import ElasticPartition
 from hvd_cluster.ops.objects import allgather_object
 
-STEP_SECONDS = 0.01
 # Any number of ranks up to 4 divides it, so no sample is repeated to make shares equal.
 BATCH = 12
 SAMPLES = 40 * BATCH
@@ -40,7 +27,12 @@ def dataset():
 
 
 class Regression:
-    """Linear regression without a framework; ``values`` are the weights and their momentum."""
+    """Linear regression without a framework; ``values`` are the weights and their momentum.
+
+    ``run`` decorates the training function.
+    """
+
+    run = staticmethod(run)
 
     def __init__(self):
         self.images, self.labels = dataset()
@@ -72,6 +64,7 @@ class Regression:
 class TorchRegression:
     """The same with torch."""
 
+    run = staticmethod(run)
     sharded = False
 
     def __init__(self):
@@ -141,119 +134,38 @@ class ShardedRegression(TorchRegression):
         return np.stack([each.detach().numpy().reshape(WIDTH, 1) for each in found])
 
 
-MODELS = {"numpy": Regression, "torch": TorchRegression, "sharded": ShardedRegression}
-
-
-class Sampler:
-    """Each rank's batches of its share of an epoch."""
+class KerasRegression:
+    """The same with Keras, on its backend for torch."""
 
     def __init__(self):
-        self.name, self.samples = "sampler", ElasticPartition(range(SAMPLES))
+        os.environ["KERAS_BACKEND"] = "torch"
+        import keras
 
-    def batches(self, state):
-        own = list(state.sampler)
-        return (own[begin : begin + BATCH] for begin in range(0, len(own), BATCH))
+        import hvd_cluster.keras as hvd
 
-    def epoch(self, state):
-        return state.sampler.epoch
+        keras.backend.set_floatx("float64")
+        self.hvd, self.run = hvd, hvd.elastic.run
+        self.images, self.labels = dataset()
+        layers = [keras.layers.Input((WIDTH,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+        self.model = keras.Sequential(layers)
+        self.optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, momentum=MOMENTUM))
+        self.model.compile(self.optimizer, loss="mse")
+        self.optimizer.build(self.model.trainable_variables)
 
-    def weight(self, state):
-        return 1.0
+    def look(self):
+        """All ranks call it before a training ends."""
 
-    def advance(self, state, count):
-        """Whether the epoch is over."""
-        state.sampler.record_batch(0, count)
-        if state.sampler.processed_num >= SAMPLES:
-            state.sampler.set_epoch(state.sampler.epoch + 1)
-            return True
-        return False
+    def state(self, **samples):
+        return self.hvd.elastic.KerasState(self.model, steps=0, **samples)
 
+    def step(self, state, indices, weight):
+        weights = np.full(len(indices), weight)
+        self.model.train_on_batch(self.images[indices], self.labels[indices], sample_weight=weights)
 
-class Batches:
-    """The same batch of all ranks together, whatever their number is."""
-
-    def __init__(self):
-        self.name, self.samples = "batches", GlobalBatches(range(SAMPLES), BATCH + 1, seed=3)
-
-    def batches(self, state):
-        return iter(state.batches)
-
-    def epoch(self, state):
-        return state.batches.epoch
-
-    def weight(self, state):
-        return state.batches.weight
-
-    def advance(self, state, count):
-        """Whether the epoch is over."""
-        state.batches.advance()
-        return state.batches.step == 0
+    def parameters(self, state):
+        """Keras has the momentum times the rate, with another sign."""
+        [weights], [*_, momentum] = self.model.get_weights(), self.optimizer.variables
+        return np.stack([weights, np.asarray(momentum.numpy()) / -RATE])
 
 
-class Worker:
-    """One worker, which says at once that it is there."""
-
-    def __init__(self, folder, epochs):
-        self.folder, self.epochs = folder, epochs
-        self.name = os.environ["HOROVOD_WORKER_ID"]
-        self.file = os.open(folder / self.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self.note(pid=os.getpid())
-
-    def begin(self, model, samples):
-        basics.init()
-        self.model = MODELS[model]()
-        self.samples = {"sampler": Sampler, "batches": Batches}[samples]()
-        return self.model.state(**{self.samples.name: self.samples.samples})
-
-    def note(self, **fields):
-        """One write, so that a kill leaves no half line."""
-        os.write(self.file, f"{json.dumps(fields)}\n".encode())
-
-    def train(self, state):
-        while self.samples.epoch(state) < self.epochs:
-            for indices in self.samples.batches(state):
-                if self.step(state, list(map(int, indices))):
-                    return
-                over = self.samples.advance(state, len(indices))
-                state.commit()
-                if over:
-                    break
-
-    def step(self, state, indices):
-        """Whether the training shall end before this step."""
-        time.sleep(STEP_SECONDS)
-        parts = allgather_object((self.name, indices, (self.folder / "end").exists()), "parts")
-        if any(ends for _, _, ends in parts):
-            self.model.look()
-            return True
-        epoch = self.samples.epoch(state)
-        self.model.step(state, indices, self.samples.weight(state))
-        state.steps += 1
-        digest = blake2b(self.model.parameters(state).tobytes(), digest_size=8).hexdigest()
-        self.note(
-            time=time.monotonic(),
-            step=state.steps,
-            round=basics.worlds().round,
-            epoch=epoch,
-            digest=digest,
-            workers=[worker for worker, _, _ in parts],
-            samples=[samples for _, samples, _ in parts],
-        )
-        return False
-
-
-LARGE = "large"
-"""A file with this name in the folder of a job: its worlds count as large."""
-
-
-def train(folder, model, samples, epochs):
-    if Path(folder, LARGE).exists():
-        hello.MOST_DIRECT = 1
-    worker = Worker(Path(folder), int(epochs))
-    state = worker.begin(model, samples)
-    run(worker.train)(state)
-    worker.note(result=worker.model.parameters(state).ravel().tolist(), step=state.steps)
-
-
-if __name__ == "__main__":
-    train(*sys.argv[1:])
+MODELS = {"numpy": Regression, "torch": TorchRegression, "sharded": ShardedRegression, "keras": KerasRegression}

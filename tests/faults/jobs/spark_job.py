@@ -6,7 +6,8 @@ import sys
 from pyspark.sql import SparkSession
 
 from hvd_cluster.spark import run_elastic
-from tests.faults.training import train
+from tests.faults.jobs.driver import trapped
+from tests.faults.jobs.training import train
 
 SETTINGS = {
     "spark.driver.host": "127.0.0.1",
@@ -22,6 +23,7 @@ def main():
     logging.basicConfig(format="%(message)s")
     logging.getLogger("executors").setLevel(logging.INFO)
     most, folder, *training = sys.argv[1:]
+    trapped(folder)
     builder = SparkSession.builder.master(f"local-cluster[{most},1,1024]")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
