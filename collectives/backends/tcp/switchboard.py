@@ -20,7 +20,7 @@ from collectives.api import LONGEST_SECONDS, CollectiveTimeoutError, PeerLostErr
 from collectives.backends.base import Call, Group
 from collectives.backends.tcp.encryption import Encryption
 from collectives.backends.tcp.link import SecureLink, TcpLink
-from collectives.handshake.dial import call
+from collectives.handshake.dial import Callee, call
 from collectives.handshake.hello import LocalEnd, Peer, objection
 from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, Listeners
 from collectives.net import descriptors
@@ -154,6 +154,15 @@ class _Patience(ConnectAttempt):
         return found
 
 
+class MemberCallee(Callee):
+    """A member that is called. After the hello it takes all bytes for data of an operation, so no reason follows."""
+
+    @override
+    def _leave(self, reason: bytes) -> None:
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+
+
 class Switchboard:
     """Makes the links of a member of ``group``, which listens at ``listeners``; owns them. For one thread.
 
@@ -194,8 +203,9 @@ class Switchboard:
     def _call(self, position: int) -> None:
         self._attempt.renew()
         where, pause = [position], partial(self._attempt.wait, {})
+        entry, rank = msgpack.unpackb(self._offers[position]), self._group.ranks[position]
         try:
-            callee, _ = call(self._end, msgpack.unpackb(self._offers[position]), self._group.ranks[position], pause)
+            callee, _ = call(self._end, entry, rank, pause, MemberCallee)
         except PeerLostError as error:
             text = f"the connection to {self._group.describe(where)} is gone; form a new job ({error})"
             raise PeerLostError(text, self._group.ranks_at(where), [self._group.hosts[position]]) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 
@@ -134,6 +135,46 @@ def test_an_abort_ends_the_calls_of_others():
 
     calling = threading.Event()
     with_backends(3, body)
+
+
+def test_a_member_that_leaves_while_it_calls_says_nothing_that_could_be_data():
+    """It has said hello, and the other one reads that later, in an operation in which it only receives."""
+
+    def body(member: TcpBackend) -> None:
+        members[member.rank], data = member, np.zeros(4, np.uint8)
+        if member.rank == 1:
+            with pytest.raises(HorovodInternalError, match="told to stop"):
+                member.alltoall_bytes(np.full(4, 7, np.uint8), data[:0], [4, 0], [0, 0])
+            left.set()
+            over.wait(PATIENCE)
+            return
+        hear_hello_of_one(member)
+        members[1].abort(HorovodInternalError("told to stop"))
+        assert left.wait(PATIENCE)
+        with pytest.raises(PeerLostError):
+            member.alltoall_bytes(data[:0], data, [0, 0], [0, 4])
+        over.set()
+
+    members: dict[int, TcpBackend] = {}
+    left, over = threading.Event(), threading.Event()
+    with_backends(2, body)
+
+
+def hear_hello_of_one(member: TcpBackend) -> None:
+    """Accept a connection as at the end of an operation, and return when a hello has come, which is not read."""
+    candidates = member._tcp._switchboard._door._candidates
+    candidates.make_room()
+    [listener] = candidates._listeners.by_descriptor
+    await_data(listener)
+    candidates.attend(listener)
+    [candidate] = candidates._waiting
+    await_data(candidate)
+
+
+def await_data(descriptor: int) -> None:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    assert poller.poll(PATIENCE * 1000)
 
 
 def test_an_abort_during_operations():
