@@ -67,7 +67,11 @@ class TcpBootstrap(Bootstrap):
     def _connect_later(self, end: LocalEnd, offers: Sequence[bytes]) -> TcpTransport:
         switchboard = Switchboard(self.group, end, offers, self._listeners, self._encryption)
         self._has_given_up_listeners = True
-        return SparseTransport(self.group, switchboard, self._timeout, self._crowded)
+        try:
+            return SparseTransport(self.group, switchboard, self._timeout, self._crowded)
+        except BaseException:
+            switchboard.close()
+            raise
 
     def _connect_all(self, end: LocalEnd, offers: Sequence[bytes]) -> TcpTransport:
         found: dict[int, socket.socket] = {}

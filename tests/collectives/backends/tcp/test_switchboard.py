@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -13,8 +14,9 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp
 from collectives.backends import base
-from collectives.backends.tcp import TcpBackend, transport
+from collectives.backends.tcp import TcpBackend, pump, transport
 from collectives.kernels.reduction import reduction
+from collectives.net.attempts import ConnectAttempt
 from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix, shorten
 from tests.collectives.backends.tcp.groups import bootstrap_of, with_backends
 
@@ -214,6 +216,19 @@ def test_groups_leave_nothing():
         with_backends(3, TcpBackend.barrier if number % 2 else lambda member: None)
     assert set(threading.enumerate()) == threads
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
+
+
+def test_a_start_without_a_descriptor_for_the_last_part_leaves_nothing(monkeypatch):
+    def fail() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(pump, "Poller", fail)
+    before = len(os.listdir("/proc/self/fd"))
+    bootstrap = bootstrap_of(base.Group((0, 1), 0, ("a", "a")))
+    with ConnectAttempt(PATIENCE) as attempt, pytest.raises(OSError, match="Too many open files"):
+        bootstrap.connect([bootstrap.offer] * 2, attempt)
+    bootstrap.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_bootstrap_that_never_connects_leaves_nothing():
