@@ -98,10 +98,13 @@ class _Door(TcpReception):
         return self._candidates.next_look()
 
     def attend(self) -> None:
-        """Admit those who have called. Does not wait."""
+        """Admit those who have called. Does not wait. Raises NoDescriptorError."""
         self._candidates.make_room()
         for descriptor, _ in self._epoll.poll(0):
-            self._candidates.attend(descriptor)
+            try:
+                self._candidates.attend(descriptor)
+            except OSError as error:  # or a caller would take it for the end of the member that it calls
+                raise descriptors.explained(error, self._end.hello.rank) from error
         self._candidates.make_room()
 
     def shut_down(self) -> None:

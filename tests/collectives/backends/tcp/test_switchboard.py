@@ -7,16 +7,25 @@ import os
 import select
 import socket
 import threading
+from contextlib import suppress
 
 import msgpack
 import numpy as np
 import pytest
 
-from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp
+from collectives.api import (
+    CollectiveTimeoutError,
+    DType,
+    HorovodInternalError,
+    NoDescriptorError,
+    PeerLostError,
+    ReduceOp,
+)
 from collectives.backends import base
 from collectives.backends.tcp import TcpBackend, pump, transport
 from collectives.kernels.reduction import reduction
 from collectives.net.attempts import ConnectAttempt
+from collectives.net.strangers import Strangers
 from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix, shorten
 from tests.collectives.backends.tcp.groups import bootstrap_of, with_backends
 
@@ -229,6 +238,33 @@ def test_a_start_without_a_descriptor_for_the_last_part_leaves_nothing(monkeypat
         bootstrap.connect([bootstrap.offer] * 2, attempt)
     bootstrap.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_member_without_a_descriptor_for_those_that_call_it_says_so():
+    """It calls rank 0, which has not come, and blames nobody."""
+
+    def body(member: TcpBackend) -> None:
+        if member.rank != 1:
+            {0: over, 2: calling}[member.rank].wait(PATIENCE)
+            with suppress(HorovodInternalError):
+                member.barrier()
+            return
+        member._tcp._switchboard._door._candidates._strangers = Exhausted()
+        member.attend(calling.set)
+        with pytest.raises(NoDescriptorError, match="rank 1 cannot connect: this process has no file descriptor left"):
+            member.barrier()
+        over.set()
+
+    calling, over = threading.Event(), threading.Event()
+    with_backends(3, body)
+
+
+class Exhausted(Strangers):
+    """Those of a process that has no descriptor left."""
+
+    def next_from(self, listener: socket.socket, now: float) -> socket.socket | None:
+        self.pause(now)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_a_bootstrap_that_never_connects_leaves_nothing():
