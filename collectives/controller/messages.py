@@ -378,7 +378,7 @@ def _pack_splits(request: Request) -> Any:
 @lru_cache(maxsize=16)
 def _unpack_ranks(packed: bytes) -> tuple[int, ...]:
     """One object for the same list of all ranks."""
-    return tuple(accumulate(msgpack.unpackb(zlib.decompress(packed))))
+    return tuple(accumulate(msgpack.unpackb(inflated(packed))))
 
 
 _interned = lru_cache(maxsize=8192)(_read_request)
@@ -514,13 +514,14 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     16: lambda seconds, waits, *rest: WaitReport(seconds, tuple(Waits(*fields) for fields in waits), *rest),
     17: Locate,
     18: _unpack_status,
-    19: lambda data: decode(zlib.decompress(data)),
 }
 COMPRESSED = 19
 LONG = 1 << 16
 """Bytes. Longer messages are compressed, such as the addresses of the members of a large process set."""
 LEVEL = 1
 """Of compression: rank 0 does it while the ranks wait."""
+LARGEST = 1 << 28
+"""Bytes that compressed ones may become: few bytes of a peer must not fill the memory."""
 
 
 def encode(message: Message) -> bytes:
@@ -536,7 +537,21 @@ def decode(data: bytes) -> Message:
     """The message in ``data``; EngineError if it is not a valid message."""
     try:
         tag, *fields = msgpack.unpackb(data)
+        if tag == COMPRESSED:
+            tag, *fields = msgpack.unpackb(inflated(*fields))
         unpack: Callable[..., Message] = _UNPACK[tag]
         return unpack(*fields)
-    except (ValueError, TypeError, LookupError, msgpack.UnpackException, zlib.error) as error:
+    except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
         raise EngineError(f"a control message of {len(data)} bytes cannot be read: {error}") from error
+
+
+def inflated(data: bytes) -> bytes:
+    """The reverse of :func:`zlib.compress`. Raises ValueError for a result of more than LARGEST bytes, or for none."""
+    inflater = zlib.decompressobj()
+    try:
+        found = inflater.decompress(data, LARGEST)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not inflater.eof:
+        raise ValueError(f"it is cut off, or of more than {LARGEST} bytes")
+    return found

@@ -11,7 +11,7 @@ import msgpack
 
 from collectives.api import EngineError, HorovodInternalError, PeerLostError, SettingsError, ShutDownError
 from collectives.controller.errors import ErrorData, pack, unpack
-from collectives.controller.messages import Abort, decode, encode
+from collectives.controller.messages import Abort, decode, encode, inflated
 from collectives.cores import usable_numbers
 from collectives.net.attempts import ConnectAttempt
 from collectives.net.frames import proof, seal
@@ -143,11 +143,12 @@ def pack_farewell(error: BaseException) -> bytes:
 def unpack_answer(data: bytes) -> Any:
     """The value of :func:`pack_answer`; raises its error, or that of :func:`pack_farewell`."""
     fields, *rest = msgpack.unpackb(data)
+    if fields is COMPRESSED:
+        data = _decompressed(*rest)
+        fields, *rest = msgpack.unpackb(data)
     if fields is None:
         (value,) = rest
         return value
-    if fields is COMPRESSED:
-        return unpack_answer(_decompressed(*rest))
     if not isinstance(fields, list):
         raise _farewell(data)
     kind, text, details = fields
@@ -158,8 +159,8 @@ def unpack_answer(data: bytes) -> Any:
 
 def _decompressed(data: bytes) -> bytes:
     try:
-        return zlib.decompress(data)
-    except zlib.error as error:
+        return inflated(data)
+    except ValueError as error:
         raise ValueError(f"an answer of {len(data)} bytes cannot be read: {error}") from error
 
 

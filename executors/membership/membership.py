@@ -110,7 +110,8 @@ class Membership:
         self._now, self._actions = now, []
         if not self._is_over:
             self._note(event)
-            self._decide(is_ready=isinstance(event, WorkerReady))
+            is_due = self.deadline is not None and now >= self.deadline  # the tick may come after the event
+            self._decide(is_ready=isinstance(event, WorkerReady) and not is_due)
         return self._actions
 
     def host_of(self, worker: str) -> str:

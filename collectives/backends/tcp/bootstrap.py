@@ -14,7 +14,7 @@ from collectives.backends.base import Bootstrap, Group, is_large
 from collectives.backends.tcp.backend import TcpBackend
 from collectives.backends.tcp.encryption import Encryption
 from collectives.backends.tcp.sparse import SparseTransport
-from collectives.backends.tcp.switchboard import Switchboard, TcpReception, close_all, link_over
+from collectives.backends.tcp.switchboard import MemberCallee, Switchboard, TcpReception, close_all, link_over
 from collectives.backends.tcp.transport import TcpTransport
 from collectives.handshake.dial import BrokenCallError, GoneError, NoListenerError, call
 from collectives.handshake.hello import Hello, LocalEnd
@@ -67,7 +67,11 @@ class TcpBootstrap(Bootstrap):
     def _connect_later(self, end: LocalEnd, offers: Sequence[bytes]) -> TcpTransport:
         switchboard = Switchboard(self.group, end, offers, self._listeners, self._encryption)
         self._has_given_up_listeners = True
-        return SparseTransport(self.group, switchboard, self._timeout, self._crowded)
+        try:
+            return SparseTransport(self.group, switchboard, self._timeout, self._crowded)
+        except BaseException:
+            switchboard.close()
+            raise
 
     def _connect_all(self, end: LocalEnd, offers: Sequence[bytes]) -> TcpTransport:
         found: dict[int, socket.socket] = {}
@@ -93,7 +97,7 @@ class TcpBootstrap(Bootstrap):
         """
         pause = partial(end.attempt.wait, {})
         try:
-            callee, _ = call(end, msgpack.unpackb(offer), self.group.ranks[position], pause)
+            callee, _ = call(end, msgpack.unpackb(offer), self.group.ranks[position], pause, MemberCallee)
         except (BrokenCallError, GoneError, NoListenerError) as error:
             end.attempt.wait({})
             text = f"{self.group.describe([position])} did not connect in time ({error})"

@@ -20,7 +20,7 @@ from collectives.api import LONGEST_SECONDS, CollectiveTimeoutError, PeerLostErr
 from collectives.backends.base import Call, Group
 from collectives.backends.tcp.encryption import Encryption
 from collectives.backends.tcp.link import SecureLink, TcpLink
-from collectives.handshake.dial import call
+from collectives.handshake.dial import Callee, call
 from collectives.handshake.hello import LocalEnd, Peer, objection
 from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, Listeners
 from collectives.net import descriptors
@@ -98,10 +98,13 @@ class _Door(TcpReception):
         return self._candidates.next_look()
 
     def attend(self) -> None:
-        """Admit those who have called. Does not wait."""
+        """Admit those who have called. Does not wait. Raises NoDescriptorError."""
         self._candidates.make_room()
         for descriptor, _ in self._epoll.poll(0):
-            self._candidates.attend(descriptor)
+            try:
+                self._candidates.attend(descriptor)
+            except OSError as error:  # or a caller would take it for the end of the member that it calls
+                raise descriptors.explained(error, self._end.hello.rank) from error
         self._candidates.make_room()
 
     def shut_down(self) -> None:
@@ -154,6 +157,15 @@ class _Patience(ConnectAttempt):
         return found
 
 
+class MemberCallee(Callee):
+    """A member that is called. After the hello it takes all bytes for data of an operation, so no reason follows."""
+
+    @override
+    def _leave(self, reason: bytes) -> None:
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+
+
 class Switchboard:
     """Makes the links of a member of ``group``, which listens at ``listeners``; owns them. For one thread.
 
@@ -194,8 +206,9 @@ class Switchboard:
     def _call(self, position: int) -> None:
         self._attempt.renew()
         where, pause = [position], partial(self._attempt.wait, {})
+        entry, rank = msgpack.unpackb(self._offers[position]), self._group.ranks[position]
         try:
-            callee, _ = call(self._end, msgpack.unpackb(self._offers[position]), self._group.ranks[position], pause)
+            callee, _ = call(self._end, entry, rank, pause, MemberCallee)
         except PeerLostError as error:
             text = f"the connection to {self._group.describe(where)} is gone; form a new job ({error})"
             raise PeerLostError(text, self._group.ranks_at(where), [self._group.hosts[position]]) from error

@@ -1,5 +1,6 @@
 """The wire form of control messages."""
 
+import zlib
 from contextlib import suppress
 
 import msgpack
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from collectives.api import DType, EngineError, Operation, Parameters, ReduceOp, Request
 from collectives.controller.errors import ErrorData
 from collectives.controller.messages import (
+    COMPRESSED,
     Abort,
     Leave,
     Left,
@@ -159,6 +161,17 @@ def test_the_ranks_of_a_large_set_are_few_bytes_and_one_object(ranks):
 
     assert decoded(b"here") == decoded(b"there") == tuple(ranks)
     assert len(ranks) <= 64 or decoded(b"here") is decoded(b"there")
+
+
+def test_compressed_messages_are_not_nested_and_have_a_limit(monkeypatch):
+    message = Ready(tuple(Request(f"name {number}", Operation.ALLREDUCE, DType.FLOAT32) for number in range(9999)))
+    data = encode(message)
+    assert decode(data) == message
+    with pytest.raises(EngineError, match="cannot be read"):
+        decode(msgpack.packb((COMPRESSED, zlib.compress(data))))
+    monkeypatch.setattr("collectives.controller.messages.LARGEST", len(data))
+    with pytest.raises(EngineError, match=f"of more than {len(data)} bytes"):
+        decode(data)
 
 
 def test_a_steady_step_is_small():

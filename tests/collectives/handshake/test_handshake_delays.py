@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import zlib
 
 import msgpack
 import pytest
@@ -13,11 +14,12 @@ from collectives.api import (
     ShutDownError,
     Timeouts,
 )
+from collectives.controller import messages
 from collectives.controller.errors import unpack
 from collectives.controller.messages import Abort, Stop, decode, encode
 from collectives.controller.process_sets import ProcessSets
 from collectives.handshake import Hello, admission, connect_channel, dial
-from collectives.handshake.hello import LocalEnd, pack_farewell, unpack_answer
+from collectives.handshake.hello import LocalEnd, pack_answer, pack_farewell, unpack_answer
 from collectives.net import frames
 from collectives.net.attempts import ConnectAttempt
 from collectives.store.memory import MemoryStore
@@ -53,6 +55,17 @@ def test_the_reason_of_a_rank_that_gives_up_is_read_before_and_after_the_other_o
         unpack_answer(encode(Stop(0)))
     with pytest.raises(ValueError, match="not enough values"):
         unpack_answer(msgpack.packb([None]))
+
+
+def test_compressed_answers_are_not_nested_and_have_a_limit(monkeypatch):
+    value = list(range(100_000))
+    answer = pack_answer(value)
+    assert unpack_answer(answer) == value
+    with pytest.raises(EngineError):
+        unpack_answer(msgpack.packb((True, zlib.compress(answer))))
+    monkeypatch.setattr(messages, "LARGEST", len(answer))
+    with pytest.raises(ValueError, match=f"of more than {len(answer)} bytes"):
+        unpack_answer(answer)
 
 
 def test_a_rank_that_came_hears_which_rank_did_not():

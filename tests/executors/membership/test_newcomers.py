@@ -37,6 +37,16 @@ def test_a_newcomer_that_fails_disturbs_nobody():
     assert job.after(1.0) == [start(3, "b")]
 
 
+def test_a_newcomer_that_is_ready_before_a_tick_that_is_due_does_not_replace_it():
+    job = running(3, 1, 4, hosts={"a": 2, "c": 1}, cooldown=Cooldown(1.0, 1.0))
+    assert job.on(HostFound("b", 1)) == [start(3, "b")]
+    assert job.on(failed(2)) == [world(1, 0, 1)]
+    job.form()
+    assert job.membership.deadline == job.now + 1.0
+    job.now += 1.0
+    assert job.on(ready(3)) == [start(4, "c")]
+
+
 def test_a_ready_newcomer_comes_in_when_a_worker_is_lost():
     job = running(2, 1, 4)
     job.on(HostFound("b", 2), ready(2))

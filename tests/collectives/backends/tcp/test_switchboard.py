@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import socket
 import threading
+from contextlib import suppress
 
 import msgpack
 import numpy as np
 import pytest
 
-from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp
+from collectives.api import (
+    CollectiveTimeoutError,
+    DType,
+    HorovodInternalError,
+    NoDescriptorError,
+    PeerLostError,
+    ReduceOp,
+)
 from collectives.backends import base
-from collectives.backends.tcp import TcpBackend, transport
+from collectives.backends.tcp import TcpBackend, pump, transport
 from collectives.kernels.reduction import reduction
+from collectives.net.attempts import ConnectAttempt
+from collectives.net.strangers import Strangers
 from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix, shorten
 from tests.collectives.backends.tcp.groups import bootstrap_of, with_backends
 
@@ -136,6 +148,46 @@ def test_an_abort_ends_the_calls_of_others():
     with_backends(3, body)
 
 
+def test_a_member_that_leaves_while_it_calls_says_nothing_that_could_be_data():
+    """It has said hello, and the other one reads that later, in an operation in which it only receives."""
+
+    def body(member: TcpBackend) -> None:
+        members[member.rank], data = member, np.zeros(4, np.uint8)
+        if member.rank == 1:
+            with pytest.raises(HorovodInternalError, match="told to stop"):
+                member.alltoall_bytes(np.full(4, 7, np.uint8), data[:0], [4, 0], [0, 0])
+            left.set()
+            over.wait(PATIENCE)
+            return
+        hear_hello_of_one(member)
+        members[1].abort(HorovodInternalError("told to stop"))
+        assert left.wait(PATIENCE)
+        with pytest.raises(PeerLostError):
+            member.alltoall_bytes(data[:0], data, [0, 0], [0, 4])
+        over.set()
+
+    members: dict[int, TcpBackend] = {}
+    left, over = threading.Event(), threading.Event()
+    with_backends(2, body)
+
+
+def hear_hello_of_one(member: TcpBackend) -> None:
+    """Accept a connection as at the end of an operation, and return when a hello has come, which is not read."""
+    candidates = member._tcp._switchboard._door._candidates
+    candidates.make_room()
+    [listener] = candidates._listeners.by_descriptor
+    await_data(listener)
+    candidates.attend(listener)
+    [candidate] = candidates._waiting
+    await_data(candidate)
+
+
+def await_data(descriptor: int) -> None:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    assert poller.poll(PATIENCE * 1000)
+
+
 def test_an_abort_during_operations():
     def body(member: TcpBackend) -> None:
         if member.rank == 0:
@@ -173,6 +225,46 @@ def test_groups_leave_nothing():
         with_backends(3, TcpBackend.barrier if number % 2 else lambda member: None)
     assert set(threading.enumerate()) == threads
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
+
+
+def test_a_start_without_a_descriptor_for_the_last_part_leaves_nothing(monkeypatch):
+    def fail() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(pump, "Poller", fail)
+    before = len(os.listdir("/proc/self/fd"))
+    bootstrap = bootstrap_of(base.Group((0, 1), 0, ("a", "a")))
+    with ConnectAttempt(PATIENCE) as attempt, pytest.raises(OSError, match="Too many open files"):
+        bootstrap.connect([bootstrap.offer] * 2, attempt)
+    bootstrap.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_member_without_a_descriptor_for_those_that_call_it_says_so():
+    """It calls rank 0, which has not come, and blames nobody."""
+
+    def body(member: TcpBackend) -> None:
+        if member.rank != 1:
+            {0: over, 2: calling}[member.rank].wait(PATIENCE)
+            with suppress(HorovodInternalError):
+                member.barrier()
+            return
+        member._tcp._switchboard._door._candidates._strangers = Exhausted()
+        member.attend(calling.set)
+        with pytest.raises(NoDescriptorError, match="rank 1 cannot connect: this process has no file descriptor left"):
+            member.barrier()
+        over.set()
+
+    calling, over = threading.Event(), threading.Event()
+    with_backends(3, body)
+
+
+class Exhausted(Strangers):
+    """Those of a process that has no descriptor left."""
+
+    def next_from(self, listener: socket.socket, now: float) -> socket.socket | None:
+        self.pause(now)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_a_bootstrap_that_never_connects_leaves_nothing():
