@@ -7,9 +7,9 @@
 An elastic job trains one array in steps of an allreduce, with a commit after each. In a round a host is killed with its
 agent, or leaves as planned, in turns, and comes back; training goes on for ``--pause`` seconds after each of these
 changes. The script fails if a step is lost or done twice, and shows what a rank needs, and what driver, rank 0 and
-another rank have gained from the first tenth of the rounds to the last round, and how long steps took in the first and
-in the last tenth. Root only, and it needs iproute2. All ranks share the cores of this machine, so the times are those
-of a crowd, not of a cluster.
+another rank have gained, by samples of each tenth of the rounds, and how long steps took in the first and in the last
+tenth. Root only, and it needs iproute2. All ranks share the cores of this machine, so the times are those of a crowd,
+not of a cluster.
 
 The memory is the proportional set size: a page that n processes share counts as 1/n of a page for each.
 """
@@ -275,7 +275,7 @@ def changes(job: Job, rounds: int, pause: float, watched: dict[str, psutil.Proce
     """The times of lost and planned hosts and of steps, and what the processes ``watched`` have gained."""
     most = job.ranks * len(job.names)
     times: dict[str, list[float]] = {"a host is lost": [], "a host leaves": [], "a host comes": []}
-    first: dict[str, Sample] = {}
+    samples: dict[str, list[Sample]] = {name: [] for name in watched}
     begins = []
     for number in range(rounds):
         begins.append(time.monotonic())
@@ -290,11 +290,12 @@ def changes(job: Job, rounds: int, pause: float, watched: dict[str, psutil.Proce
         job.offer(job.names)
         times["a host comes"].append(job.until_size(most, begin))
         time.sleep(pause)
-        if number == (rounds - 1) // 10:
-            first = {name: Sample.of(process) for name, process in watched.items()}
+        if 10 * number // rounds < 10 * (number + 1) // rounds:
+            for name, process in watched.items():
+                samples[name].append(Sample.of(process))
     found = [record(name, seconds=statistics.median(some), note=f"{len(some)} times") for name, some in times.items()]
     found += steps(job, most, begins)
-    return found + [gain(name, first[name], Sample.of(process), rounds) for name, process in watched.items()]
+    return found + [gain(name, each, rounds) for name, each in samples.items()]
 
 
 def steps(job: Job, most: int, begins: Sequence[float]) -> list[dict[str, object]]:
@@ -312,11 +313,13 @@ def steps(job: Job, most: int, begins: Sequence[float]) -> list[dict[str, object
     return records
 
 
-def gain(name: str, first: Sample, last: Sample, rounds: int) -> dict[str, object]:
-    """The record of a process after the first round and after the last one."""
+def gain(name: str, samples: Sequence[Sample], rounds: int) -> dict[str, object]:
+    """The record of a process, of which there are ``samples`` of each tenth of the rounds."""
+    first, last = samples[0], samples[-1]
+    memory = ", ".join(f"{sample.memory:.1f}" for sample in samples)
     note = (
         f"descriptors {first.descriptors} -> {last.descriptors}, threads {first.threads} -> {last.threads}, "
-        f"MB {first.memory:.1f} -> {last.memory:.1f} in {rounds} rounds"
+        f"MB {memory} in {rounds} rounds"
     )
     return record(name, memory=last.memory, note=note)
 
