@@ -89,6 +89,11 @@ def test_the_files_that_contributors_shall_read_exist():
     assert not [path for path in paths if not any((root / path).exists() for root in (ROOT, ROOT / "hvd_cluster"))]
 
 
+def test_the_glossary_is_short():
+    terms = re.findall(r"^\| ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert 10 < len(terms) - 1 <= 20
+
+
 def anchors(text):
     """Those that GitHub makes of headings."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
