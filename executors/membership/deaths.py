@@ -7,7 +7,7 @@ which notice first that it is gone, or accuse it; and the loss of its host, afte
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from executors.api import ExecutorError, WorkerError, number_of
@@ -332,8 +332,8 @@ def _error(failed: FailedWorker, hosts: Mapping[str, str], text: str = "") -> Wo
 class _Loss:
     is_explained: bool
     had_part: bool
-    later: set[str] = field(default_factory=set)
-    """The workers of the worlds that have formed without the lost worker since."""
+    since: int
+    """How many worlds had formed when the worker was lost, or was in one for the last time."""
 
 
 class Losses:
@@ -346,10 +346,12 @@ class Losses:
     def __init__(self) -> None:
         self._lost: dict[str, _Loss] = {}
         self._done: set[str] = set()
+        self._formed = 0
+        self._last: dict[str, int] = {}  # the number of the last world that formed with each worker, from 1
 
     def add(self, worker: str, is_explained: bool, had_part: bool) -> None:
         """``worker`` is lost, and ``had_part`` in the work. Unless the loss ``is_explained``, it may have been done."""
-        self._lost[worker] = _Loss(is_explained, had_part)
+        self._lost[worker] = _Loss(is_explained, had_part, self._formed)
 
     def has(self, worker: str) -> bool:
         """Whether ``worker`` is lost."""
@@ -362,11 +364,10 @@ class Losses:
 
     def formed(self, workers: Collection[str]) -> None:
         """A world of ``workers`` has formed. The report of it may come after the loss of one of them."""
-        for worker, loss in self._lost.items():
-            if worker in workers:
-                loss.had_part, loss.later = True, set()
-            else:
-                loss.later.update(workers)
+        self._formed += 1
+        self._last.update(dict.fromkeys(workers, self._formed))
+        for worker in self._lost.keys() & set(workers):
+            self._lost[worker].had_part, self._lost[worker].since = True, self._formed
 
     def done(self, worker: str) -> None:
         """``worker`` was done, though it may have been taken for lost."""
@@ -383,6 +384,7 @@ class Losses:
 
         Without those whose work others took over, and were lost with it later: these are the reason.
         """
-        lost = {worker: loss for worker, loss in self._lost.items() if loss.had_part}
-        found = [worker for worker, loss in lost.items() if loss.later.isdisjoint(self._done)]
-        return tuple(worker for worker in found if not lost[worker].later) or tuple(found)
+        done = max((self._last.get(worker, 0) for worker in self._done), default=0)
+        found = {worker: loss for worker, loss in self._lost.items() if loss.had_part and loss.since >= done}
+        reasons = tuple(worker for worker, loss in found.items() if loss.since == self._formed)
+        return reasons or tuple(found)

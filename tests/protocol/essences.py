@@ -113,12 +113,16 @@ def _losses(membership):
     losses = membership._losses
     matters = {*membership._workers, *losses._done}
     unformed = {name for members in membership._unformed.values() for name in members.workers}
-    lost = {
-        (name, loss.is_explained, loss.had_part, frozenset(loss.later & matters))
+    later = {
+        name: {other for other, last in losses._last.items() if last > loss.since}
         for name, loss in losses._lost.items()
-        if not loss.is_explained or name in unformed or loss.later.isdisjoint(losses._done)
     }
-    return lost, losses._done & unformed.union(*(later for *_, later in lost))
+    lost = {
+        (name, loss.is_explained, loss.had_part, frozenset(later[name] & matters))
+        for name, loss in losses._lost.items()
+        if not loss.is_explained or name in unformed or later[name].isdisjoint(losses._done)
+    }
+    return lost, losses._done & unformed.union(*(others for *_, others in lost))
 
 
 def _worlds(driver):

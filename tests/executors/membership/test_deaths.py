@@ -1,6 +1,8 @@
 """What follows from the end of a worker: each rule alone, without a driver."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from executors.api import ExecutorError, WorkerError
 from executors.failures import Failure, FailureKind
@@ -11,6 +13,7 @@ KILLED = Failure(FailureKind.SIGNAL, "was killed by signal 9", -9)
 RAISED = Failure(FailureKind.EXCEPTION, "raised", error=KeyError("x"))
 MEMBERS = ("worker-0", "worker-1", "worker-2")
 HOSTS = dict.fromkeys(MEMBERS, "a")
+SOME = st.sets(st.sampled_from(MEMBERS), min_size=1)
 
 
 def deaths(least=1, **limits):
@@ -49,6 +52,28 @@ class TestLosses:
         assert losses.unrepaired() == ("worker-0",)
         losses.formed(MEMBERS[1:])
         assert losses.unrepaired() == ()
+
+    @given(
+        st.lists(st.tuples(st.sampled_from(["add", "formed", "done"]), st.sets(st.sampled_from(MEMBERS), min_size=1)))
+    )
+    def test_the_unrepaired_are_those_without_a_done_worker_in_a_later_world(self, events):
+        losses, lost, done = Losses(), {}, set()
+        for kind, workers in events:
+            first = min(workers)
+            if kind == "formed":
+                losses.formed(workers)
+                for worker, later in lost.items():
+                    later.clear() if worker in workers else later.update(workers)
+            elif kind == "add":
+                losses.add(first, is_explained=True, had_part=True)
+                lost[first] = set()
+            else:
+                losses.done(first)
+                lost.pop(first, None)
+                done.add(first)
+        unrepaired = [worker for worker, later in lost.items() if later.isdisjoint(done)]
+        expected = [worker for worker in unrepaired if not lost[worker]] or unrepaired
+        assert sorted(losses.unrepaired()) == sorted(expected)
 
 
 class TestNoticedLosses:
