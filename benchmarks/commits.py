@@ -56,22 +56,15 @@ def _keras_side(side: str, widths: list[int], images: Any, labels: Any) -> Calla
     model = keras.Sequential([keras.layers.Input(widths[:1]), *hidden, keras.layers.Dense(widths[-1])])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.001, momentum=0.9))
     model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+    def train() -> None:
+        model.train_on_batch(images, labels)
+
     if side == "no commit":
-        return lambda: _discard(model.train_on_batch(images, labels))
+        return train
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     state.sync()
-    keep = state.commit if side == "commit" else state.save
-
-    def step() -> None:
-        model.train_on_batch(images, labels)
-        state.batch += 1
-        keep()
-
-    return step
-
-
-def _discard(_: Any) -> None:
-    """For a step whose result nobody reads."""
+    return with_commits(train, state, state.commit if side == "commit" else state.save)
 
 
 def _measure_torch(widths: list[int], batch: int, repeats: int) -> dict[str, list[float]]:
@@ -102,7 +95,11 @@ def _side(side: str, widths: list[int], images: Any, labels: Any) -> Callable[[]
         return train
     state = hvd.elastic.TorchState(model, optimizer, batch=0, epoch=0)
     state.sync()
-    keep = state.commit if side == "commit" else state.save
+    return with_commits(train, state, state.commit if side == "commit" else state.save)
+
+
+def with_commits(train: Callable[[], None], state: Any, keep: Callable[[], None]) -> Callable[[], None]:
+    """A step of ``train`` that counts a batch in ``state``, and calls ``keep`` then."""
 
     def step() -> None:
         train()

@@ -47,7 +47,7 @@ ENTRY_BYTES = 150
 GROWTH_HOSTS = 100
 AT_ONCE = 256
 SAMPLE = 1000
-"""So many equal requests are sent; more are counted."""
+"""The requests of one kind that are sent; the cost of more is scaled up from theirs."""
 SIZES = [8, 64, 512, 4096, 10_000]
 
 Question: TypeAlias = tuple[str, str, bytes]

@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.commits import with_commits
 from benchmarks.measure import add_json_argument, interleave, tabulate
 from benchmarks.training import build, stepper
 from tests.hvd_cluster.torch.pool import Pool
@@ -54,13 +55,7 @@ def _side(side: str, widths: list[int], images: Any, labels: Any) -> Callable[[]
         return train
     state = hvd.elastic.TorchState(model, optimizer, batch=0)
     state.sync()
-
-    def step() -> None:
-        train()
-        state.batch += 1
-        state.commit()
-
-    return step
+    return with_commits(train, state, state.commit)
 
 
 def record(seconds: list[dict[str, list[float]]], arguments: argparse.Namespace) -> dict[str, object]:

@@ -127,7 +127,7 @@ class Peer:
         self.wire.send(self.sealed(pack_answer(value, error)))
 
     def proof(self, content: bytes) -> bytes:
-        """What precedes ``content`` in :meth:`sealed`."""
+        """The proof alone, which :meth:`sealed` puts before ``content``."""
         return proof(self.secret, self.nonce, content)
 
     def sealed(self, content: bytes) -> bytes:

@@ -54,7 +54,7 @@ def seal(secret: bytes, nonce: bytes, content: bytes) -> bytes:
 
 
 def proof(secret: bytes, nonce: bytes, content: bytes) -> bytes:
-    """What precedes ``content`` in :func:`seal`."""
+    """The proof alone, which :func:`seal` puts before ``content``."""
     return digest(secret, nonce, content)
 
 

@@ -87,7 +87,7 @@ class Wire:
                 self._await(select.POLLOUT)
 
     def send_some(self, unsent: Sequence[memoryview]) -> list[memoryview]:
-        """Send of ``unsent`` what the other side can take now; returns the rest. Raises OSError."""
+        """Send as much of ``unsent`` as the other side can take now; returns the rest. Raises OSError."""
         try:
             sent = self.sock.sendmsg(unsent, (), socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -136,7 +136,7 @@ def send_together(
 
 
 def _rest_after(wire: Wire, unsent: Sequence[memoryview]) -> list[memoryview]:
-    """What :meth:`Wire.send_some` leaves of ``unsent``; nothing where the connection is broken."""
+    """The rest that :meth:`Wire.send_some` returns; nothing where the connection is broken."""
     try:
         return wire.send_some(unsent)
     except OSError:

@@ -270,7 +270,7 @@ LIMITS = {
 }
 
 
-# What a discovery that flaps may give: the file that it prints.
+# The files that an unreliable discovery may print.
 
 
 def _nothing(hosts):

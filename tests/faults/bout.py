@@ -26,7 +26,7 @@ SECOND_HIT_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an event did: the worlds before and after, the ``pause`` in seconds, and the repeated steps.
+    """The effect of an event: the worlds before and after, the ``pause`` in seconds, and the repeated steps.
 
     ``missed``: nobody came by the ambush.
     """

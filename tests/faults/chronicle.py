@@ -47,7 +47,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Result:
-    """What a worker has at the end of its training, in the world ``round`` of ``size`` ranks."""
+    """The values of a worker at the end of its training, in the world ``round`` of ``size`` ranks."""
 
     values: list[float]
     step: int

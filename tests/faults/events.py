@@ -170,7 +170,7 @@ EXECUTORS = Repertoire(
 
 
 def draw(random, size, most, repertoire=PROCESSES, remote=()):
-    """What happens to a job of ``size`` ranks, which may have ``most``; ``remote`` are on another host.
+    """A random event for a job of ``size`` ranks, which may have ``most``; ``remote`` are on another host.
 
     Blows come first, and at most one ambush. At least one rank is left that nothing happens to: it keeps the state of
     the training.
@@ -196,7 +196,7 @@ def draw(random, size, most, repertoire=PROCESSES, remote=()):
 
 
 def draw_end(random, size, repertoire):
-    """What happens while the training ends: nothing, or an ambush."""
+    """The fault that comes while the training ends, or None."""
     kinds = ("kill", "stop", "clock", "memory")
     if random.random() < 0.4:
         return None
@@ -285,7 +285,7 @@ class Draw:
         return (Blow(self.random.choice(self.repertoire.drivers)),)
 
     def _end(self):
-        """What a job cannot survive."""
+        """The faults that no job survives."""
         step = points.names(points.OF_RANKS, points.STEP)
         return self.random.choice([(Blow("all"),), (Ambush("error", self.random.choice(step), -1),)])
 
