@@ -36,6 +36,12 @@ def preload_gloo() -> str:
     return "torch"
 
 
+def preload_common() -> None:
+    """Import the backends that most jobs use, in a process that other ranks will wait for as soon as it connects."""
+    import collectives.backends.shm
+    import collectives.backends.tcp  # noqa: F401
+
+
 def join_gloo(group: Group, timeout: float, address: str) -> Bootstrap:
     """The bootstrap of the binding. Raises the errors of GlooBootstrap and PyglooBootstrap."""
     from collectives.backends.gloo import GlooBootstrap

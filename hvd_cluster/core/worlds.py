@@ -25,6 +25,7 @@ from collectives import (
     ShutDownError,
     Topology,
     World,
+    registry,
 )
 from executors import PATIENCE_SECONDS, Answer, Member, Published, Report, WorkerIdentity, WorldCall
 
@@ -220,6 +221,7 @@ class Worlds:
 
         ``layout`` is a digest of that of its state.
         """
+        registry.preload_common()  # from the report on, the others may wait for this process
         self._member.report(Report("ready", call=self.call, version=VERSION, layout=layout))
         worker = self.identity.worker
         published = self._wait(lambda world: worker in dict(world.workers))

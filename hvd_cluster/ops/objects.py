@@ -1,13 +1,14 @@
 """Python objects through collectives: cloudpickle, a header, then bytes. Shared by all bindings.
 
-The header is the number of bytes, and whether they are an object or the text of an error: a rank that cannot pickle its
-object sends the reason, because the others already wait for it.
+The header is the number of bytes, whether they are an object or the text of an error, and the rank. A rank that cannot
+pickle its object sends the reason, because the others already wait for it.
 """
 
 from __future__ import annotations
 
 import io
 import traceback
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
@@ -22,16 +23,27 @@ from hvd_cluster.ops.submission import run, submit
 
 T = TypeVar("T")
 
+HEADER_BYTES = 24
+
 
 class _Parcel(NamedTuple):
-    """The message of a rank: a pickled object, or the reason why it could not be pickled."""
+    """The message of a rank, with room for its header: a pickled object, or the reason why it could not be pickled."""
 
-    data: npt.NDArray[np.uint8]
+    message: npt.NDArray[np.uint8]
     failed: bool = False
 
     @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        return self.message[HEADER_BYTES:]
+
+    @property
     def header(self) -> npt.NDArray[np.int64]:
-        return np.array([self.data.size, self.failed], np.int64)
+        return np.array([self.data.size, self.failed, basics.rank()], np.int64)
+
+    def with_header(self) -> npt.NDArray[np.uint8]:
+        """The whole message, complete."""
+        self.message[:HEADER_BYTES] = self.header.view(np.uint8)
+        return self.message
 
 
 def broadcast_object(
@@ -46,8 +58,8 @@ def broadcast_object(
     """
     worlds = basics.worlds()
     is_root = basics.rank() == root_rank or (worlds is not None and worlds.is_alone)
-    parcel = _pickle(obj) if is_root else _Parcel(np.empty(0, np.uint8))
-    length, failed = _broadcast(parcel.header, root_rank, _suffixed(name, "sz"), process_set).tolist()
+    parcel = _pickle(obj) if is_root else _Parcel(np.empty(HEADER_BYTES, np.uint8))
+    length, failed, _ = _broadcast(parcel.header, root_rank, _suffixed(name, "sz"), process_set).tolist()
     data = parcel.data if is_root else np.empty(length, np.uint8)
     _broadcast(data, root_rank, _suffixed(name, "t"), process_set)
     if failed:
@@ -56,12 +68,14 @@ def broadcast_object(
 
 
 def _pickle(obj: object) -> _Parcel:
-    file = io.BytesIO()  # its memory is sent as it is, with no copy
+    file = io.BytesIO(bytes(HEADER_BYTES))  # its memory is sent as it is, with no copy
+    file.seek(HEADER_BYTES)
     try:
         cloudpickle.dump(obj, file)
     except Exception as error:  # noqa: BLE001  pickling runs code of the user
         text = f"an object of type {type(obj).__name__} cannot be pickled ({described(error)})"
-        return _Parcel(np.frombuffer(bytearray(text, "utf-8", "replace"), np.uint8), failed=True)
+        message = bytearray(HEADER_BYTES) + text.encode(errors="replace")
+        return _Parcel(np.frombuffer(message, np.uint8), failed=True)
     return _Parcel(np.frombuffer(file.getbuffer(), np.uint8))
 
 
@@ -99,7 +113,14 @@ def _broadcast(array: npt.NDArray[Any], root_rank: int, name: str | None, proces
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """The objects of all members that have not joined, in rank order. Raises as :func:`broadcast_object`."""
-    return _unpacked(*_gathered(_pickle(obj), name, process_set))
+    messages = _allgather(_pickle(obj).with_header(), _suffixed(name, "t"), process_set)
+    headers, pieces = [], []
+    while messages.size:
+        headers.append(messages[:HEADER_BYTES].view(np.int64).tolist())
+        end = HEADER_BYTES + headers[-1][0]
+        pieces.append(messages[HEADER_BYTES:end])
+        messages = messages[end:]
+    return _unpacked(headers, pieces)
 
 
 def gather_object(
@@ -112,34 +133,24 @@ def gather_object(
     ranks = process_set.ranks or []
     if root_rank not in ranks:
         raise InvalidRequestError(f"root_rank={root_rank} is not one of the ranks {ranks}; give one of them")
-    headers, data = _gathered(_pickle(obj), name, process_set, root_rank)
+    parcel, others = _pickle(obj), _suffixed(name, "t")
+    headers = _allgather(parcel.header, _suffixed(name, "sz"), process_set).reshape(-1, 3).tolist()
+    splits = tuple(parcel.data.size if rank == root_rank else 0 for rank in ranks)
+    data = run(Operation.ALLTOALL, gathered, parcel.data, others, process_set, splits=splits)
     if basics.rank() == root_rank:
-        return _unpacked(headers, data)
-    for _, failed, rank in headers.tolist():
+        return _unpacked(headers, np.split(data, np.cumsum([size for size, _, _ in headers[:-1]])))
+    for _, failed, rank in headers:
         if failed:
             raise InvalidRequestError(f"rank {rank} cannot pickle its object; rank {root_rank} says why")
     return None
 
 
-def _gathered(
-    parcel: _Parcel, name: str | None, process_set: ProcessSet, root_rank: int | None = None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Size, failure and rank of each member's parcel; and their contents, on the root only if there is one."""
-    header, label = np.append(parcel.header, basics.rank()), _suffixed(name, "t")
-    headers = _allgather(header, _suffixed(name, "sz"), process_set).reshape(-1, 3)
-    if root_rank is None:
-        return headers, _allgather(parcel.data, label, process_set)
-    splits = tuple(parcel.data.size if rank == root_rank else 0 for rank in process_set.ranks or ())
-    return headers, run(Operation.ALLTOALL, gathered, parcel.data, label, process_set, splits=splits)
-
-
-def _unpacked(headers: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> list[Any]:
-    """The objects in ``data``, the parcels of all members."""
-    pieces = np.split(data, np.cumsum(headers[:-1, 0]))
-    for (_, failed, rank), piece in zip(headers.tolist(), pieces, strict=True):
+def _unpacked(headers: Sequence[Sequence[int]], pieces: Sequence[npt.NDArray[np.uint8]]) -> list[Any]:
+    """The objects of all members: ``headers`` and ``pieces`` are those of their messages."""
+    for (_, failed, rank), piece in zip(headers, pieces, strict=True):
         if failed:
             raise _not_pickled(rank, piece)
-    return [_unpickle(piece, rank) for (_, _, rank), piece in zip(headers.tolist(), pieces, strict=True)]
+    return [_unpickle(piece, rank) for (_, _, rank), piece in zip(headers, pieces, strict=True)]
 
 
 def _allgather(array: npt.NDArray[Any], name: str | None, process_set: ProcessSet) -> npt.NDArray[Any]:

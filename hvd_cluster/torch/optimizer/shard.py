@@ -106,7 +106,7 @@ class ParameterShard:
         self._engine = weakref.ref(basics.engine())
         self._position = position = process_set.rank() or 0
         ranks = process_set.size() or 1
-        with refusing(Operation.ALLGATHER, f"{NAME}.digests.sz", process_set):
+        with refusing(Operation.ALLGATHER, f"{NAME}.digests.t", process_set):
             _require_apart(self.parameters, names)
         _require_equal(self.parameters, names, process_set)
         sizes = [parameter.numel() * parameter.element_size() for parameter in self.parameters]
