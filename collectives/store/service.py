@@ -194,6 +194,8 @@ class Service:
             self._waiters.pop(key, None)
 
     async def _read(self, request: web.BaseRequest) -> bytes:
+        if not request.body_exists:  # most requests; a limit of the time costs a task and a timer
+            return b""
         try:
             return await asyncio.wait_for(self._read_up_to_limit(request), _BODY_TIMEOUT)
         except asyncio.TimeoutError:  # on Python 3.10 this is not the builtin TimeoutError
