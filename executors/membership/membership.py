@@ -102,6 +102,7 @@ class Membership:
         self._is_broken = False
         self._is_finishing = False
         self._is_waiting = False  # for the reason of a loss, which decides how the job ends
+        self._all_stay = False  # no worker leaves the published world, as far as its workers were looked at
         self._is_over = False
         self._actions: list[Action] = []
 
@@ -237,6 +238,7 @@ class Membership:
     def _decide(self, is_ready: bool) -> None:
         """If only a newcomer ``is_ready``, nobody starts or ends because of that: hundreds may come at once."""
         self._is_waiting = False
+        self._all_stay = self._all_stay and is_ready
         starts = () if is_ready else (self._stop, self._start, self._leave_overdue)
         for step in (self._check_limits, self._check_end, *starts, self._publish, self._check_shortage):
             if not self._is_over and not self._is_waiting:
@@ -311,7 +313,7 @@ class Membership:
 
     def _publish(self) -> None:
         planned = not self._is_short()
-        if planned and not self._may_plan():
+        if planned and not (self._may_plan() and self._may_change()):
             return
         workers = self._next_workers()
         if len(workers) < self._needed() or (planned and not self._is_time_for(workers)):
@@ -322,7 +324,7 @@ class Membership:
         self._unformed[self.published.round] = self.published
         for worker in workers:
             self._workers[worker].is_newcomer = False
-        self._is_broken = False
+        self._is_broken = self._all_stay = False
         self._actions.append(Publish(self.published, planned))
 
     def _check_shortage(self) -> None:
@@ -345,7 +347,9 @@ class Membership:
             return tuple(self._workers)
         members = self._alive(self.published.workers)
         stay = set(members) if self._is_finishing else self._staying()
-        staying = self._with_state([worker for worker in members if worker in stay])
+        staying = [worker for worker in members if worker in stay]
+        self._all_stay = len(staying) == len(self.published.workers)
+        staying = self._with_state(staying)
         ready = self._ready_newcomers()
         if len(staying) + len(ready) < self._needed():
             staying = self._with_state(members)
@@ -406,11 +410,17 @@ class Membership:
             return True
         if workers == self.published.workers or not self._may_resize():
             return False
-        newcomers = [self._workers[worker] for worker in self._newcomers()]
-        ready = [worker.ready_at for worker in newcomers if worker.ready_at is not None]
-        if len(ready) == len(newcomers):
-            return True
-        return self._now >= min(ready) + GATHER_SECONDS
+        return self._have_newcomers_come()
+
+    def _may_change(self) -> bool:
+        """Whether to look at all workers, of which there may be thousands, because one newcomer is ready."""
+        return not self._all_stay or self._have_newcomers_come()
+
+    def _have_newcomers_come(self) -> bool:
+        """Whether all of them are ready, or one has waited long enough for others."""
+        newcomers = [self._workers[worker].ready_at for worker in self._newcomers()]
+        ready = [moment for moment in newcomers if moment is not None]
+        return len(ready) == len(newcomers) or self._now >= min(ready, default=math.inf) + GATHER_SECONDS
 
     def _may_resize(self) -> bool:
         """Whether one more resize stays within the limits."""

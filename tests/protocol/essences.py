@@ -31,8 +31,9 @@ UNREAD = {
     # Constants; logs; the page; agents that are lost, or late, which no case has.
     Driver: "_limits _job _patience _clock _machine _withdraws _agents _environment _start_timeout _timeout _notes "
     "_unsubscribe _worlds _untold _stage _places _coming_up _hosts _report_formed _slots",
-    # Counts, which no case limits; texts; an exception of a worker that has ended, which no case has.
-    Membership: "limits counts deadline formed published _unformed _last_failure _now _actions _jitter _failed _losses",
+    # Counts, which no case limits; texts; an exception of a worker that has ended, which no case has; what saves time.
+    Membership: "limits counts deadline formed published _unformed _last_failure _now _actions _jitter _failed _losses "
+    "_all_stay",
     _Host: "failures",
     Deaths: "failures lost done order unexplained former _limits _workers",
 }

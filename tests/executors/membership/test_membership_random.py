@@ -30,12 +30,20 @@ HOSTS = ("a", "b", "c")
 LEAST, SIZE, MOST = 2, 3, 5
 
 
+class Thorough(Membership):
+    """Looks at all workers whenever a newcomer is ready."""
+
+    def _may_change(self):
+        return True
+
+
 class Cluster:
     """The hosts and workers of a job, as far as a driver sees them, and the rules that its worlds keep."""
 
     def __init__(self, cooldown):
         limits = Limits(SIZE, LEAST, MOST, timeout=50.0, cooldown=cooldown)
         self.membership = Membership(limits, lambda: 0.0)
+        self.thorough = Thorough(limits, lambda: 0.0)
         self.now = 0.0
         self.slots = {}
         self.alive = {}  # the host of each worker that runs
@@ -49,6 +57,8 @@ class Cluster:
 
     def tell(self, event):
         actions = self.membership.handle(event, self.now)
+        assert actions == self.thorough.handle(event, self.now)
+        assert self.membership.deadline == self.thorough.deadline
         for action in actions:
             assert self.end is None, "an action after the end"
             getattr(self, f"_{type(action).__name__.lower()}")(action)
