@@ -32,6 +32,7 @@ class Victim:
 
     def __init__(self, folder, steps, records=None):
         self.folder, self.name = folder, uuid.uuid4().hex
+        self._read, self._counted = Counter(), 0
         (folder / "steps").mkdir(parents=True)
         self.offer(0)
         path = [str(ROOT)] if records is None else [str(RECORDER), str(ROOT)]
@@ -80,6 +81,16 @@ class Victim:
         lines = (line for path in (self.folder / "steps").iterdir() for line in path.read_text().splitlines(True))
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
+    def count(self):
+        """The number of these records. Reads only what came since the last call, because there may be a million."""
+        for path in (self.folder / "steps").iterdir():
+            with path.open("rb") as file:
+                file.seek(self._read[path])
+                lines, newline, _ = file.read().rpartition(b"\n")
+            self._read[path] += len(lines + newline)
+            self._counted += (lines + newline).count(b"\n")
+        return self._counted
+
     def wait(self, seconds):
         """The exit code."""
         return self._driver.wait(seconds)
@@ -119,7 +130,7 @@ def recorded(folder):
     records = folder / "records"
     records.mkdir()
     with Victim(folder / "recorded", 300, records) as job:
-        _until(lambda: len(job.steps()) > 200, job)
+        _until(lambda: job.count() > 200, job)
         job.offer(1)
         code = job.wait(PATIENCE_SECONDS)
         if code:
@@ -129,8 +140,8 @@ def recorded(folder):
 
 def await_steps(job, count):
     """Wait until the ranks have made so many more steps, all together."""
-    last = len(job.steps()) + count
-    _until(lambda: len(job.steps()) > last, job)
+    last = job.count() + count
+    _until(lambda: job.count() > last, job)
 
 
 def _until(condition, job):
@@ -157,7 +168,7 @@ def run(seed, inputs, rate, changes=True):
         folder = Path(name)
         sessions = recorded(folder)
         with Victim(folder / "victim", 1 << 30) as job:
-            _until(lambda: len(job.steps()) > 300, job)
+            _until(lambda: job.count() > 300, job)
             quiet, before = [each["seconds"] for each in job.steps()[-200:]], job.load()
             offers = 0
             with attacked(job, sessions, seed, rate) as attack:
