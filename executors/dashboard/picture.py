@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,6 +113,8 @@ class Picture:
     lines: dict[str, deque[tuple[str, str]]] = field(default_factory=dict)
     rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     world: Published | None = None
+    former: set[str] = field(default_factory=set)
+    """The workers that the present world is without, and the one before it had."""
     over: str = ""
 
     # What happens.
@@ -125,10 +128,19 @@ class Picture:
         if world.is_over:
             self.end(world.text)
             return
+        members = {worker for worker, _ in world.workers}
+        self._forget(self.former - members)
+        self.former = {worker for worker, _ in (self.world.workers if self.world else ()) if worker not in members}
         self.world = world
         self.size = len(world.workers)
         text = world.text if self.rounds else "the start"
         self.rounds.append(Round(world.round, now, self.size, text))
+
+    def _forget(self, workers: Iterable[str]) -> None:
+        """Workers that a world lost write some last lines until the next change; a long job loses very many."""
+        for worker in workers:
+            self.workers.pop(worker, None)
+            self.lines.pop(worker, None)
 
     def tell(self, number: int, line: str) -> None:
         """The world of round ``number`` has formed; ``line`` says how, with what was learned about losses since."""

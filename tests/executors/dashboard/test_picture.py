@@ -128,6 +128,27 @@ def test_worlds_of_an_elastic_job():
     assert shown["round"] == 1
 
 
+def test_workers_that_a_world_lost_are_forgotten_after_the_next_change():
+    picture = Picture("job", 2)
+    for number in range(50):
+        for worker in (f"worker-{number}", f"worker-{number + 1}"):
+            picture.write(worker, "stdout", "begins")
+            picture.hear(worker, snapshot(), float(number))
+        picture.publish(Published(number, ((f"worker-{number}", "a"), (f"worker-{number + 1}", "a"))), float(number))
+        if number:
+            picture.write(f"worker-{number - 1}", "stderr", "ends")
+    assert sorted(picture.lines) == ["worker-48", "worker-49", "worker-50"]
+    assert sorted(picture.workers) == ["worker-48", "worker-49", "worker-50"]
+
+
+def test_a_worker_that_comes_back_keeps_its_lines():
+    picture = Picture("job", 2)
+    picture.write("worker-1", "stdout", "begins")
+    for number, workers in enumerate((("worker-0", "worker-1"), ("worker-0",), ("worker-0", "worker-1"))):
+        picture.publish(Published(number, tuple((worker, "a") for worker in workers)), 0.0)
+    assert "worker-1" in picture.lines
+
+
 def test_a_reason_that_is_known_later():
     picture = Picture("job", 2)
     for number in range(2):
