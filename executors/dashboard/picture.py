@@ -114,7 +114,7 @@ class Picture:
     rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     world: Published | None = None
     former: set[str] = field(default_factory=set)
-    """The workers that the present world is without, and the one before it had."""
+    """The workers that left with the last change. Their last lines may still come."""
     over: str = ""
 
     # What happens.
@@ -137,7 +137,7 @@ class Picture:
         self.rounds.append(Round(world.round, now, self.size, text))
 
     def _forget(self, workers: Iterable[str]) -> None:
-        """Workers that a world lost write some last lines until the next change; a long job loses very many."""
+        """Drop all that is known of ``workers``: a long job loses very many."""
         for worker in workers:
             self.workers.pop(worker, None)
             self.lines.pop(worker, None)

@@ -102,7 +102,7 @@ class Membership:
         self._is_broken = False
         self._is_finishing = False
         self._is_waiting = False  # for the reason of a loss, which decides how the job ends
-        self._all_stay = False  # no worker leaves the published world, as far as its workers were looked at
+        self._all_stay = False  # the workers of the published world, when _next_workers() last looked
         self._is_over = False
         self._actions: list[Action] = []
 
