@@ -41,7 +41,8 @@ class Acceptor:
         self._name = name
         self._strangers = Strangers(most=most)
         self._transports: dict[int, asyncio.Transport] = {}
-        self._connecting: set[asyncio.Task[object]] = set()
+        # Owned by the acceptor, by descriptor. Bound: a few passes of the loop. close() waits for them.
+        self._connecting: dict[int, asyncio.Task[Any]] = {}
         # Owned by the acceptor. Bound: next_look() of the strangers. Abort: the end of the block cancels it.
         self._timer: asyncio.TimerHandle | None = None
         self._is_accepting = False
@@ -68,7 +69,7 @@ class Acceptor:
         self._is_closed = True
         self._update()
         self._listener.close()
-        await asyncio.gather(*self._connecting, return_exceptions=True)
+        await asyncio.gather(*self._connecting.values(), return_exceptions=True)
 
     def warn(self, text: str, *values: object) -> None:
         """Log a warning that strangers can cause, unless there was one in the last minute."""
@@ -139,8 +140,9 @@ class Acceptor:
             return
         if sock is None:
             return
+        self._transports.pop(sock.fileno(), None)  # that of a connection that has ended
         task = self._loop.create_task(self._loop.connect_accepted_socket(self._protocol, sock))
-        self._connecting.add(task)
+        self._connecting[sock.fileno()] = task
         task.add_done_callback(functools.partial(self._connected, sock.fileno()))
         if self._strangers.is_full:
             self._update()
@@ -148,10 +150,12 @@ class Acceptor:
             self._look_again(self._loop.time())
 
     def _connected(self, descriptor: int, task: asyncio.Task[Any]) -> None:
-        self._connecting.discard(task)
-        if task.cancelled() or task.exception() is not None:
-            self._strangers.discard(descriptor)
-        elif descriptor in self._strangers and not task.result()[0].is_closing():
+        if self._connecting.get(descriptor) is not task:
+            return  # this connection has ended already, and its descriptor is that of a later one
+        del self._connecting[descriptor]
+        if task.cancelled() or task.exception() is not None or task.result()[0].is_closing():
+            self._forget(descriptor)
+        elif descriptor in self._strangers:
             self._transports[descriptor] = task.result()[0]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import io
 import socket
+import struct
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ from unittest import mock
 
 import pytest
 
-from collectives.net import strangers
+from collectives.net import acceptor, strangers
 from collectives.net.acceptor import Acceptor
+from collectives.net.strangers import Strangers
 from executors.api import JobSecret
 from executors.dashboard.picture import Address
 from executors.dashboard.server import DashboardServer
@@ -157,3 +159,33 @@ def test_the_end_of_the_block_ends_the_pause(monkeypatch):
         assert listener.fileno() == -1
 
     assert run_poor(serve, monkeypatch) == []
+
+
+RESET = struct.pack("ii", 1, 0)
+
+
+def reset_one(listener):
+    """A client that is gone with a reset before the server accepts it, as that of a load balancer that checks."""
+    client = socket.create_connection(listener.getsockname())
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    client.close()
+
+
+def test_a_client_that_has_gone_before_it_is_accepted_is_forgotten_at_once(monkeypatch):
+    gone, made = [], []
+    monkeypatch.setattr(acceptor, "Strangers", lambda most: made.append(Strangers(most=most)) or made[-1])
+
+    class Connection(asyncio.Protocol):
+        def connection_lost(self, error):
+            gone.append(error)
+
+    async def serve():
+        with socket.create_server((HOST, 0)) as listener:
+            async with Acceptor(listener, Connection, "a server"):
+                for _ in range(10):
+                    reset_one(listener)
+                while len(gone) < 10:
+                    await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(serve(), PATIENCE))
+    assert len(made[0]) == 0
