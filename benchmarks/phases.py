@@ -292,11 +292,11 @@ class Phases:
         """What ``size`` ranks ask the store for when they connect in ``round``; the start of rank 0, in a process."""
         entry, leaders = os.urandom(ENTRY_BYTES), -(-size // HOST_RANKS) if size > MOST_DIRECT else 0
         self._store.ask("PUT", f"job/round-{round}/start-0/rank-0", 1, entry)
-        self._store.ask("GET", f"job/round-{round}/start-0/rank-0", size - 1)
+        self._store.ask("GET", f"job/round-{round}/start-0/rank-0", leaders or size - 1)
         if leaders:
-            self._store.ask("PUT", f"job/round-{round}/leader-{{}}", leaders, entry)
-            self._store.ask("GET", f"job/round-{round}/leader-0", size - leaders)
-            self._store.ask("DELETE", f"job/round-{round}/leader-{{}}", leaders)
+            self._store.ask("PUT", f"job/round-{round}/leaders/{{}}", leaders, entry)
+            self._store.ask("GET", f"job/round-{round}/leaders/0", leaders)
+            self._store.ask("DELETE", f"job/round-{round}/leaders/", 1)
         return row_of(size, "hosts" if size > MOST_DIRECT else "ranks")
 
     def _steps(self) -> Iterator[dict[str, Any]]:

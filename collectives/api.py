@@ -390,7 +390,7 @@ class Store(Protocol):
         """Add ``amount`` to the decimal counter at ``key`` (0 when absent), atomically; return the new value."""
 
     def delete(self, key: str) -> None:
-        """Remove ``key`` if it exists."""
+        """Remove ``key`` if it exists; one that ends with "/" stands for all keys that begin with it."""
 
 
 Subscriber = Callable[[object], None]

@@ -258,6 +258,7 @@ def _rendezvous(world: World, settings: Settings) -> OpenStore:
     @contextmanager
     def open_store() -> Iterator[tuple[Store, Callable[[], None]]]:
         with closing(RendezvousClient(address, port, settings.secret, settings.timeouts.connect)) as client:
+            client.share_reads(world.host, world.topology.size)
             yield PrefixStore(client, world.job), client.close
 
     return open_store

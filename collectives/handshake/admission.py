@@ -23,6 +23,7 @@ from collectives.handshake.hello import (
 )
 from collectives.handshake.listeners import MOST_CANDIDATES, Candidates, FatalHelloError, Listeners
 from collectives.net.attempts import ConnectAttempt
+from collectives.net.frames import fingerprint
 from collectives.net.wire import send_together
 
 MOST_NAMED = 8
@@ -110,7 +111,8 @@ class Admission:
     def answer(self, value: object) -> None:
         """Send ``value`` to all peers. The loss of one is noticed by the next wait, or by the watch of the channel."""
         content, wires = pack_answer(value), {rank: peer.wire for rank, peer in self._peers.items()}
-        late = send_together(wires, self._end.attempt, content, lambda rank: self._peers[rank].proof(content))
+        digest = fingerprint(content)
+        late = send_together(wires, self._end.attempt, content, lambda rank: self._peers[rank].proof(digest))
         if late:
             some = f"rank {late[0]}" if len(late) == 1 else f"at least one of ranks {late}"
             text = f"{some} did not read the answers of rank {self._end.hello.rank} in time"

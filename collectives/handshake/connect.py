@@ -107,7 +107,9 @@ def admit_members(end: LocalEnd, entries: Entries, offer: Offer, watch: EndWatch
         mine = offer(hosts, cores[hello.host])
         offers = {0: (None, mine), **admission.collect()}
         admission.answer([offers[rank] for rank in range(hello.size)])
-        if not served and relays(hosts):
+        if served:
+            entries.withdraw_leaders(admission.entry["id"])
+        elif relays(hosts):
             admission.confirm()
             admission.answer(GO)
     connections = {rank: Connection(peer.wire.sock) for rank, peer in peers.items()}
@@ -188,8 +190,6 @@ def join_center(end: LocalEnd, entries: Entries, process_sets: ProcessSets, offe
         connections = {rank: Connection(sock) for rank, sock in neighbours.items()}
         if forwarder is not None and forwarder.connections:
             connections, ranks = forwarder.connections, (end.hello.rank, *sorted(forwarder.connections))
-        if forwarder is not None:
-            forwarder.withdraw(entries)
         channel = _channel(end, center, ranks, connections, process_sets, speaks=bool(leads))
         stack.pop_all()
         for each in (admission, forwarder):

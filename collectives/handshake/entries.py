@@ -118,10 +118,10 @@ class Entries:
         """This rank leads those of its host to the listener ``center`` of rank 0, and listens at ``entry``."""
         self._store.set(self._leader_key(center), msgpack.packb(entry))
 
-    def withdraw_leader(self, center: str) -> None:
-        """All ranks of this host have come."""
+    def withdraw_leaders(self, center: str) -> None:
+        """All ranks have come to the listener ``center`` of rank 0: nobody looks for a leader any more."""
         with suppress(OSError, HorovodInternalError, SettingsError):
-            self._store.delete(self._leader_key(center))
+            self._store.delete(f"{self._leaders(center)}/")
 
     def leader(self, center: str, seconds: float) -> Any:
         """The entry of the leader of this rank's host. Raises CollectiveTimeoutError."""
@@ -129,7 +129,10 @@ class Entries:
 
     def _leader_key(self, center: str) -> str:
         host = hashlib.sha256(self._hello.host.encode(errors="replace")).hexdigest()[:32]
-        return f"round-{self._hello.round}/{center}/leader-{host}"
+        return f"{self._leaders(center)}/{host}"
+
+    def _leaders(self, center: str) -> str:
+        return f"round-{self._hello.round}/{center}/leaders"
 
     # The other ranks.
 

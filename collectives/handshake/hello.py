@@ -14,7 +14,7 @@ from collectives.controller.errors import ErrorData, pack, unpack
 from collectives.controller.messages import Abort, decode, encode, inflated
 from collectives.cores import usable_numbers
 from collectives.net.attempts import ConnectAttempt
-from collectives.net.frames import proof, seal
+from collectives.net.frames import fingerprint, proof
 from collectives.net.wire import Wire
 
 
@@ -124,15 +124,12 @@ class Peer:
 
     def answer(self, value: object, error: BaseException | None = None) -> None:
         """Send ``value``, or the ``error`` that keeps the ranks from connecting."""
-        self.wire.send(self.sealed(pack_answer(value, error)))
+        content = pack_answer(value, error)
+        self.wire.send(self.proof(fingerprint(content)) + content)
 
-    def proof(self, content: bytes) -> bytes:
-        """The proof alone, which :meth:`sealed` puts before ``content``."""
-        return proof(self.secret, self.nonce, content)
-
-    def sealed(self, content: bytes) -> bytes:
-        """``content``, of :func:`pack_answer`, with the proof for this peer."""
-        return seal(self.secret, self.nonce, content)
+    def proof(self, fingerprint: bytes) -> bytes:
+        """The proof for this peer of a content with ``fingerprint``."""
+        return proof(self.secret, self.nonce, fingerprint)
 
 
 def pack_farewell(error: BaseException) -> bytes:

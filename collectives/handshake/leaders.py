@@ -16,6 +16,7 @@ from collectives.handshake.admission import Admission
 from collectives.handshake.dial import Callee, pack_reason
 from collectives.handshake.entries import Entries
 from collectives.handshake.hello import LocalEnd, Peer, pack_answer, pack_farewell, pack_hello
+from collectives.net.frames import fingerprint
 from collectives.net.relay import GONE, pack_envelope
 from collectives.net.sockets import Connection
 from collectives.net.wire import Wire
@@ -36,17 +37,10 @@ class Forwarder(Admission):
         self.connections: dict[int, Connection] = {}
         self._said: list[bytes] = []
         self._center: Callee | None = None
-        self._published = ""
 
     def publish(self, entries: Entries, center: str) -> None:
         """The other ranks of this host find this one in the store, if they know the listener ``center`` of rank 0."""
-        self._published = center
         entries.publish_leader(center, self.entry | {"rank": self._end.hello.rank})
-
-    def withdraw(self, entries: Entries) -> None:
-        """The start has succeeded: nobody looks for this rank any more."""
-        if self._published:
-            entries.withdraw_leader(self._published)
 
     def attach(self, center: Callee) -> None:
         """Say what the followers have said to ``center``, rank 0, which has this rank's hello."""
@@ -69,9 +63,14 @@ class Forwarder(Admission):
 
     def tell(self, content: bytes) -> None:
         """Send an answer of rank 0 to the followers. The relay sends what a slow one has not taken by then."""
-        for rank, connection in self.connections.items():
-            connection.send(self._peers[rank].sealed(content))
+        self._send_all(content)
+        for rank in self.connections:
             self._listen_to(rank)
+
+    def _send_all(self, content: bytes) -> None:
+        digest = fingerprint(content)
+        for rank, connection in self.connections.items():
+            connection.send(self._peers[rank].proof(digest) + content)
 
     def _register(self, peer: Peer) -> None:
         rank = peer.hello.rank
@@ -104,8 +103,7 @@ class Forwarder(Admission):
     @override
     def dismiss(self, error: BaseException) -> None:
         deadline = time.monotonic() + PARTING_SECONDS
-        for rank, connection in self.connections.items():
-            connection.send(self._peers[rank].sealed(pack_answer(None, error)))
+        self._send_all(pack_answer(None, error))
         while self.connections:
             _, connection = self.connections.popitem()
             connection.drain(deadline)

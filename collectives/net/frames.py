@@ -50,18 +50,23 @@ def check_digest(given: bytes, secret: bytes, *fields: bytes | bytearray) -> Non
 
 def seal(secret: bytes, nonce: bytes, content: bytes) -> bytes:
     """``content`` behind the proof that its sender knows ``secret`` and has seen ``nonce``."""
-    return proof(secret, nonce, content) + content
+    return proof(secret, nonce, fingerprint(content)) + content
 
 
-def proof(secret: bytes, nonce: bytes, content: bytes) -> bytes:
-    """The proof alone, which :func:`seal` puts before ``content``."""
-    return digest(secret, nonce, content)
+def fingerprint(content: bytes) -> bytes:
+    """The SHA-256 of ``content``: for proofs to a thousand hosts, a long content is read once."""
+    return hashlib.sha256(content).digest()
+
+
+def proof(secret: bytes, nonce: bytes, fingerprint: bytes) -> bytes:
+    """The proof alone, which :func:`seal` puts before a content with ``fingerprint``."""
+    return digest(secret, nonce, fingerprint)
 
 
 def unseal(secret: bytes, nonce: bytes, sealed: bytes) -> bytes:
     """The content; raises PermissionError where the proof is wrong."""
     content = sealed[DIGEST_BYTES:]
-    check_digest(sealed[:DIGEST_BYTES], secret, nonce, content)
+    check_digest(sealed[:DIGEST_BYTES], secret, nonce, fingerprint(content))
     return content
 
 

@@ -27,6 +27,7 @@ from collectives.api import (
 )
 from collectives.net import descriptors
 from collectives.net.attempts import attempts
+from collectives.store.host_cache import CacheLostError, HostCache
 from collectives.store.memory import check_key, parse_counter
 from collectives.store.signing import NO_TIME, RefusedError, ServerTime, check_body, sign, verify_answer
 
@@ -42,6 +43,8 @@ _POLL = 50.0
 _ANSWER_GRACE = 5.0
 _DIAL_TIMEOUT = 5.0
 _ATTEMPTS = 3
+MOST_READERS = 512
+"""The ranks of a larger world share their reads on each host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class RendezvousClient:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._closed = threading.Event()
+        self._cache: HostCache | None = None
         self._server = address, port, secret
         # The time of the server, and when it came; replaced as a whole.
         self._known = self._last[1] if self._last is not None and self._last[0] == self._server else None
@@ -103,17 +107,38 @@ class RendezvousClient:
 
     def get(self, key: str, timeout: float) -> bytes:
         """Wait up to ``timeout`` seconds for ``key``; CollectiveTimeoutError when it is not set by then."""
-        path = _path("keys", key)
+        check_key(key)
         deadline = time.monotonic() + max(timeout, 0.0)
+        value = self._shared(key, deadline) if timeout > 0 else self._read(key, deadline)
+        if value is None:
+            raise CollectiveTimeoutError(
+                f"key {key!r} was not set within {timeout:g} s at {self._where}; "
+                "look at the rank that sets it, or raise the timeout"
+            )
+        return value
+
+    def share_reads(self, host: str, size: int) -> None:
+        """From now on, if ``size`` ranks are many, those of ``host`` that call this read each key once for all.
+
+        See :mod:`collectives.store.host_cache`. A read with a timeout of 0 is not shared, so it is not a second old.
+        """
+        if self._cache is None and size > MOST_READERS:
+            self._cache = HostCache(f"{self._address}:{self._port}", host, self._secret, self._read)
+
+    def _shared(self, key: str, deadline: float) -> bytes | None:
+        if self._cache is not None:
+            with suppress(CacheLostError):
+                return self._cache.get(key, deadline)
+        return self._read(key, deadline)
+
+    def _read(self, key: str, deadline: float) -> bytes | None:
+        path = _path("keys", key)
         while True:
             status, value = self._exchange(self._poll(path, max(deadline - time.monotonic(), 0.0)))
             if status == 200:
                 return value
             if time.monotonic() >= deadline:
-                raise CollectiveTimeoutError(
-                    f"key {key!r} was not set within {timeout:g} s at {self._where}; "
-                    "look at the rank that sets it, or raise the timeout"
-                )
+                return None
 
     def add(self, key: str, amount: int) -> int:
         """Add ``amount`` to the counter ``key``, atomically; after a PeerLostError it may have been added or not."""
@@ -121,7 +146,7 @@ class RendezvousClient:
         return parse_counter(self._expect_done(self._request("POST", _path("counters", key), body, repeatable=False)))
 
     def delete(self, key: str) -> None:
-        """Remove ``key`` if it exists."""
+        """Remove ``key`` if it exists; one that ends with "/" stands for all keys that begin with it."""
         self._expect_done(self._request("DELETE", _path("keys", key)))
 
     def close(self) -> None:
@@ -129,6 +154,8 @@ class RendezvousClient:
         with self._lock:
             self._closed.set()
             connected = list(self._sockets)
+        if self._cache is not None:
+            self._cache.close()
         for sock in connected:
             with suppress(OSError):  # it is closed already
                 sock.shutdown(socket.SHUT_RDWR)

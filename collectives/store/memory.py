@@ -79,10 +79,14 @@ class MemoryStore:
             return total
 
     def delete(self, key: str) -> None:
-        """Remove ``key`` if it exists. Raises InvalidRequestError for a bad key."""
+        """Remove ``key`` if it exists; one that ends with "/" stands for all keys that begin with it.
+
+        Raises InvalidRequestError for a bad key.
+        """
         check_key(key)
         with self._changed:
-            self._values.pop(key, None)
+            for each in [name for name in self._values if name.startswith(key)] if key.endswith("/") else [key]:
+                self._values.pop(each, None)
 
     def peek(self, key: str) -> bytes | None:
         """The value of ``key`` now, without waiting; None when absent."""

@@ -81,6 +81,8 @@ class Worlds:
         self.call = 0  # the number of the elastic function that this process has called last
         self._has_told = False  # whether the driver knows of an exception of the user
         self._reports: set[threading.Thread] = set()  # those that send one
+        self._client = client
+        self._host = world.host
         self._member = Member(client, identity, self._hear)
         self._member.start()
 
@@ -95,6 +97,7 @@ class Worlds:
 
             registry.preload(settings)
         client = RendezvousClient(*world.rendezvous, settings.secret, settings.timeouts.connect)
+        client.share_reads(world.host, world.topology.size)
         worlds = cls(identity, world, client, settings.timeouts.connect, engine)
         worlds._timeout = float(environment.get("HOROVOD_ELASTIC_TIMEOUT", DEFAULT_TIMEOUT_SECONDS))
         return worlds
@@ -379,6 +382,7 @@ class Worlds:
     # On the thread of the member.
 
     def _hear(self, world: Published) -> None:
+        self._client.share_reads(self._host, len(world.workers))
         if world.is_over and self._has_notice:
             os.kill(os.getpid(), signal.SIGTERM)
         self._abort_if_superseded(world)

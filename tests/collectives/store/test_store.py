@@ -28,6 +28,14 @@ class TestStore:
         with pytest.raises(CollectiveTimeoutError):
             store.get(key, 0)
 
+    def test_a_key_that_ends_with_a_slash_deletes_all_below_it(self, store: Store) -> None:
+        store.set_all(dict.fromkeys(["a/b/1", "a/b/2/3", "a/b", "a/bc/1"], b"value"))
+        store.delete("a/b/")
+        assert [store.get(key, 0) for key in ("a/b", "a/bc/1")] == [b"value"] * 2
+        for key in ("a/b/1", "a/b/2/3"):
+            with pytest.raises(CollectiveTimeoutError):
+                store.get(key, 0)
+
     def test_replace(self, store: Store) -> None:
         store.set("key", b"old")
         store.set("key", b"new")

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from collectives.handshake import hello
+from collectives.store import client
 from hvd_cluster.core import basics
 from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.sampler import ElasticPartition
@@ -127,7 +128,7 @@ LARGE = "large"
 
 def train(folder, model, samples, epochs):
     if Path(folder, LARGE).exists():
-        hello.MOST_DIRECT = 1
+        hello.MOST_DIRECT = client.MOST_READERS = 1
     install_once(Traps(Path(folder), os.environ["HOROVOD_WORKER_ID"], _round), OF_RANKS)
     worker = Worker(Path(folder), int(epochs))
     state = worker.begin(model, samples)

@@ -28,8 +28,9 @@ def large_pool(fresh_pool):
 
 def believe():
     from collectives.handshake import hello
+    from collectives.store import client
 
-    hello.MOST_DIRECT = 1
+    hello.MOST_DIRECT = client.MOST_READERS = 1
 
 
 def start():
