@@ -52,7 +52,7 @@ from executors.membership import (
     WorldFailed,
     WorldFormed,
 )
-from executors.membership.deaths import ENDED, SILENT, STUCK, Deaths
+from executors.membership.deaths import ENDED, STUCK, Deaths
 
 logger = logging.getLogger(__name__)
 
@@ -556,7 +556,7 @@ class Driver:
         judgement = self._deaths.judge(accuser, accused, self._worlds.slots)
         for worker in judgement.dead:
             self._agents.kill(worker)
-            self.failed(worker, SILENT)
+            self.failed(worker, judgement.failure)
         for worker in judgement.dismissed:
             self._agents.kill(worker)
         if judgement.has_failed and report.round == self._worlds.published.round:

@@ -31,6 +31,9 @@ class LivingWorkers(Protocol):
     def is_on_trial(self, worker: str) -> bool:
         """Whether an exception of ``worker`` is a failure of its host."""
 
+    def alone_have_state(self, workers: Collection[str]) -> bool:
+        """Whether no other worker than ``workers`` has the state of the training, and one of them does."""
+
 
 @dataclass(frozen=True, slots=True)
 class FailedWorker:
@@ -133,6 +136,8 @@ ENDED = Failure(FailureKind.EXIT, "ended")
 STUCK = replace(ENDED, text=f"{ENDED.text} for the others, but not its process")
 # The end of a worker that others accuse.
 SILENT = Failure(FailureKind.EXIT, "no longer answered")
+# The end of a newcomer that accuses all workers with the state: without them there is no training to join.
+CUT_OFF = Failure(FailureKind.EXIT, "reached no rank with the state of the training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +159,13 @@ class DeathVerdict:
 
 @dataclass(frozen=True, slots=True)
 class AccusationVerdict:
-    """What follows from an accusation: ``dead`` are the accused workers that end, ``dismissed`` is the accuser if it
-    does. If the world ``has_failed``, it ends, though all of its workers live.
+    """What follows from an accusation: ``dead`` are the workers that end, because of ``failure``. ``dismissed`` is the
+    accuser if the others are in a later world without it. If the world ``has_failed``, it ends, though all of its
+    workers live.
     """
 
     dead: tuple[str, ...] = ()
+    failure: Failure = SILENT
     dismissed: tuple[str, ...] = ()
     has_failed: bool = False
 
@@ -261,12 +268,15 @@ class Deaths:
     def judge(self, accuser: str, accused: Collection[str] | None, members: Collection[str]) -> AccusationVerdict:
         """The accused of two workers ends, unless the present world, of ``members``, is without it.
 
+        A newcomer that accuses all workers with the state ends itself. They may be stopped, and still go on later.
         None for ``accused``: a later world was formed. An accuser that this one is without may wait for a world that
         never comes. The accused may have been lost in a world whose successor, with them, was already planned.
         """
         if accused is None:
             return AccusationVerdict(dismissed=(accuser,) if accuser in self.former else ())
         dead = tuple(sorted(worker for worker in {*accused} - {accuser} if worker in members))
+        if self._workers.alone_have_state(dead):
+            return AccusationVerdict((accuser,), CUT_OFF)
         return AccusationVerdict(dead, has_failed=not dead)
 
     def is_unexplained(self, worker: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
 
@@ -127,6 +127,11 @@ class Membership:
         """Whether an exception of ``worker`` is a failure of its host: others have trained, and it never has."""
         known = self._workers.get(worker) or self._failed.get(worker)
         return known is not None and self.formed is not NOBODY and not known.has_state
+
+    def alone_have_state(self, workers: Collection[str]) -> bool:
+        """Whether no other worker than ``workers`` has the state of the training, and one of them does."""
+        trained = self._trained()
+        return bool(trained) and set(trained) <= {*workers}
 
     def has_left(self, worker: str) -> bool:
         """Whether ``worker`` is in no world any more, as far as that is known, so that its end changes nothing."""

@@ -61,6 +61,14 @@ def test_a_tour_of_the_named_points():
     assert len(campaign.outcomes) == len(script)
 
 
+def test_the_only_rank_with_the_state_may_stop_for_longer_than_the_others_wait():
+    """A newcomer that waits for it ends in its place."""
+    stopped = Ambush("stop", "before the connection", spared=1, seconds=6.0, late=True)
+    campaign = Campaign(seed=0, events=0, ranks=2, script=[Event((Blow("kill", 1), stopped), grow=2)])
+    campaign.run()
+    assert [outcome.missed for outcome in campaign.outcomes] == [False]
+
+
 def test_a_campaign_whose_events_spared_the_driver_kills_one_at_the_end():
     lines = []
     campaign = Campaign(seed=0, events=0, ranks=2, tell=lines.append)

@@ -39,6 +39,20 @@ def test_a_silent_rank_that_the_next_world_was_planned_with(job, agents):
     )
 
 
+def test_a_newcomer_ends_in_the_place_of_the_only_rank_with_the_state(job, agents):
+    """That one is stopped for a while: without it the training would begin again."""
+    driver = begun(elastic(1, most=2), job, agents, a=1)
+    report(job, agents, "worker-0", 0, kind="formed", round=0)
+    driver.found({"a": 1, "b": 1})
+    report(job, agents, "worker-1", 0, kind="ready")
+    report(job, agents, "worker-1", 1, kind="failed", round=1, ranks=(0,), text="rank 0 did not answer")
+    agents.wait(1.0)
+    assert set(agents.killed) == {"worker-1"}
+    assert published(job, 2).members == ("worker-0",)
+    report(job, agents, "worker-0", 1, kind="formed", round=2)
+    assert not driver.is_over
+
+
 def test_a_report_about_a_world_that_the_ranks_have_left_by_plan_is_late(job, agents):
     driver = begun(elastic(2, most=3), job, agents, a=2)
     driver.found({"a": 3})

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from executors.api import ExecutorError, WorkerError
 from executors.failures import Failure, FailureKind
 from executors.membership import End, HostFound, Limits, Membership, WorkerFailed, WorkerRaised, WorldFormed
-from executors.membership.deaths import ENDED, AccusationVerdict, Deaths, Losses
+from executors.membership.deaths import CUT_OFF, ENDED, AccusationVerdict, Deaths, Losses
 
 KILLED = Failure(FailureKind.SIGNAL, "was killed by signal 9", -9)
 RAISED = Failure(FailureKind.EXCEPTION, "raised", error=KeyError("x"))
@@ -27,6 +27,11 @@ def deaths(least=1, **limits):
 class TestAccusations:
     def test_the_accused_ends_and_not_the_accuser(self):
         assert deaths().judge("worker-0", ["worker-1"], MEMBERS) == AccusationVerdict(("worker-1",))
+
+    def test_a_newcomer_that_accuses_all_workers_with_the_state_ends_itself(self):
+        found = deaths().judge("worker-7", ["worker-1", *MEMBERS], MEMBERS)
+        assert found == AccusationVerdict(("worker-7",), CUT_OFF)
+        assert deaths().judge("worker-7", MEMBERS[:2], MEMBERS) == AccusationVerdict(MEMBERS[:2])
 
     def test_who_accuses_itself_accuses_nobody(self):
         assert deaths().judge("worker-0", ["worker-0"], MEMBERS) == AccusationVerdict(has_failed=True)
