@@ -150,10 +150,11 @@ class Acceptor:
             self._look_again(self._loop.time())
 
     def _connected(self, descriptor: int, task: asyncio.Task[Any]) -> None:
+        has_failed = task.cancelled() or task.exception() is not None
         if self._connecting.get(descriptor) is not task:
             return  # this connection has ended already, and its descriptor is that of a later one
         del self._connecting[descriptor]
-        if task.cancelled() or task.exception() is not None or task.result()[0].is_closing():
+        if has_failed or task.result()[0].is_closing():
             self._forget(descriptor)
         elif descriptor in self._strangers:
             self._transports[descriptor] = task.result()[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import select
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from collectives.api import PeerLostError
@@ -143,30 +144,40 @@ def _rest_after(wire: Wire, unsent: Sequence[memoryview]) -> list[memoryview]:
         return []
 
 
-def introduce(sock: socket.socket, secret: bytes, hello: bytes, end: str) -> tuple[Sealer, Opener]:
+def introduce(
+    sock: socket.socket, secret: bytes, hello: bytes, end: str, deadline: float = math.inf
+) -> tuple[Sealer, Opener]:
     """Send ``hello`` as the first frame to the listener that ``sock`` has called; the reverse of :func:`admit`.
 
     Raises OSError; ConnectionAbortedError with the text ``end`` if the listener closes the connection.
     """
     own = nonce()
     sock.sendall(own)
-    outgoing, incoming = keys(secret, own, receive(sock, NONCE_BYTES, end))
+    outgoing, incoming = keys(secret, own, receive(sock, NONCE_BYTES, end, deadline))
     sealer = Sealer(outgoing)
     sock.sendall(sealer.seal(hello))
     return sealer, Opener(incoming)
 
 
-def receive_frame(sock: socket.socket, end: str, limit: int = LONGEST_HELLO) -> bytes:
+def receive_frame(sock: socket.socket, end: str, limit: int = LONGEST_HELLO, deadline: float = math.inf) -> bytes:
     """The next frame, of ``limit`` bytes at most. Raises the errors of :func:`receive`, and PermissionError."""
-    (length,) = LENGTH.unpack(receive(sock, HEADER_BYTES, end))
+    (length,) = LENGTH.unpack(receive(sock, HEADER_BYTES, end, deadline))
     check_length(length, limit)
-    return receive(sock, length, end)
+    return receive(sock, length, end, deadline)
 
 
-def receive(sock: socket.socket, size: int, end: str) -> bytes:
-    """The next ``size`` bytes. Raises ConnectionAbortedError with the text ``end`` if the connection ends before."""
+def receive(sock: socket.socket, size: int, end: str, deadline: float = math.inf) -> bytes:
+    """The next ``size`` bytes. Raises ConnectionAbortedError with the text ``end`` if the connection ends before.
+
+    Raises TimeoutError after the ``deadline``, in monotonic seconds; the timeout of ``sock`` is only that of a silence.
+    """
     data = b""
     while len(data) < size:
+        if deadline < math.inf:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the other side did not answer in time")
+            sock.settimeout(left)
         piece = sock.recv(size - len(data))
         if not piece:
             raise ConnectionAbortedError(end)

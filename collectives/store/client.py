@@ -120,16 +120,20 @@ class RendezvousClient:
     def share_reads(self, host: str, size: int) -> None:
         """From now on, if ``size`` ranks are many, those of ``host`` that call this read each key once for all.
 
-        See :mod:`collectives.store.host_cache`. A read with a timeout of 0 is not shared, so it is not a second old.
+        See :mod:`collectives.store.host_cache`. A read with a timeout of 0 always asks the store. Others may give a
+        value that is KEEP_SECONDS old.
         """
-        if self._cache is None and size > MOST_READERS:
-            self._cache = HostCache(f"{self._address}:{self._port}", host, self._secret, self._read)
+        with self._lock:
+            if self._cache is None and size > MOST_READERS and not self._closed.is_set():
+                self._cache = HostCache(f"{self._address}:{self._port}", host, self._secret, self._read)
 
     def _shared(self, key: str, deadline: float) -> bytes | None:
         if self._cache is not None:
             with suppress(CacheLostError):
-                return self._cache.get(key, deadline)
-        return self._read(key, deadline)
+                value = self._cache.get(key, deadline)
+                if value is not None:
+                    return value
+        return self._read(key, deadline)  # also where nothing has come in time: the store may be lost, or slow
 
     def _read(self, key: str, deadline: float) -> bytes | None:
         path = _path("keys", key)

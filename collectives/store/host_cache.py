@@ -22,10 +22,9 @@ from functools import partial
 
 import msgpack
 
-from collectives.api import HorovodInternalError, SettingsError
 from collectives.net.attempts import attempts
 from collectives.net.frames import NONCE_BYTES, Opener, Sealer, digest, keys, nonce
-from collectives.net.strangers import PAUSE, Strangers
+from collectives.net.strangers import DEADLINE, PAUSE, Strangers
 from collectives.net.wire import LONGEST_ANSWER, introduce, receive, receive_frame
 
 Fetch = Callable[[str, float], bytes | None]
@@ -33,19 +32,20 @@ Fetch = Callable[[str, float], bytes | None]
 
 ACKNOWLEDGE_SECONDS = 1.0
 """A process that has not acknowledged a request after this time is stopped or busy."""
-ASK_SECONDS = 10.0
+ASK_SECONDS = 3.0
 """A request ends after this time and is made again: so nobody waits for a process that has been stopped meanwhile."""
-FETCH_SECONDS = 50.0
+FETCH_SECONDS = 20.0
+"""A request to the store ends after this time, so that those who wait hear of a store that is silent."""
 KEEP_SECONDS = 1.0
 """How long a value is kept for the ranks that come a little later; then the store may have another one."""
-PAUSE_SECONDS = 30.0
+ALONE_SECONDS = 30.0
 """How long a rank reads alone after it had to."""
-CHANGE_SECONDS = 0.5
+TAKEOVER_SECONDS = 0.5
 """How long the ranks look for another one to read for them, once theirs has ended."""
 MOST_STRANGERS = 64
 BACKLOG = 64
 LOST = False
-"""The answer where the store cannot be read; no value is None."""
+"""The answer where the store cannot be read. None says that there is no value yet."""
 END = "the rank that reads for this host has ended"
 
 
@@ -103,15 +103,20 @@ class SharedReads:
         return self._kept[key][0] if key in self._kept else None
 
     def _begin(self, key: str) -> _Reading:
-        reading = self._readings[key] = _Reading()
+        reading = _Reading()
         # Owned by this object. Bound: FETCH_SECONDS, and the patience of the client, whose end also ends it.
-        threading.Thread(target=self._run, args=(key, reading), name="hvd-store-read", daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(key, reading), name="hvd-store-read", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # this process may have no more threads
+            raise CacheLostError(str(error)) from error
+        self._readings[key] = reading  # it cannot end before, because this thread has the lock
         return reading
 
     def _run(self, key: str, reading: _Reading) -> None:
         try:
             reading.value = self._fetch(key, time.monotonic() + FETCH_SECONDS)
-        except (HorovodInternalError, SettingsError) as error:
+        except Exception as error:  # noqa: BLE001 - without an error, those who wait would begin again, at once
             reading.error = error
         finally:
             self._finish(key, reading)
@@ -134,7 +139,7 @@ def _shut_down(sock: socket.socket) -> None:
 
 
 def _until(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())
+    return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 _servers: weakref.WeakSet[HostServer] = weakref.WeakSet()
@@ -159,11 +164,11 @@ class HostServer:
             self._listener.bind(name)
             self._listener.listen(BACKLOG)
             self._listener.setblocking(False)
+            threading.Thread(target=self._accept, name="hvd-store-host", daemon=True).start()
         except BaseException:
             self._listener.close()
             raise
         _servers.add(self)
-        threading.Thread(target=self._accept, name="hvd-store-host", daemon=True).start()
 
     def close(self) -> None:
         """Close the listener and all connections."""
@@ -201,13 +206,21 @@ class HostServer:
         with self._lock, suppress(OSError):
             sock = self._strangers.next_from(self._listener, time.monotonic())
             if sock is not None:
-                self._connections[sock.fileno()] = sock
-                threading.Thread(target=self._attend, args=(sock,), name="hvd-store-host", daemon=True).start()
+                self._begin(sock)
+
+    def _begin(self, sock: socket.socket) -> None:
+        try:
+            threading.Thread(target=self._attend, args=(sock,), name="hvd-store-host", daemon=True).start()
+        except RuntimeError:  # this process may have no more threads
+            self._strangers.discard(sock.fileno())
+            sock.close()
+            return
+        self._connections[sock.fileno()] = sock  # it cannot end before, because this thread has the lock
 
     def _attend(self, sock: socket.socket) -> None:
         descriptor = sock.fileno()
         with suppress(OSError, ValueError, TypeError):
-            sock.settimeout(ASK_SECONDS)
+            sock.settimeout(DEADLINE)
             opener, sealer, request = self._admitted(sock)
             with self._lock:
                 self._strangers.discard(descriptor)
@@ -252,24 +265,26 @@ class HostCache:
     """
 
     def __init__(self, server: str, host: str, secret: bytes, fetch: Fetch) -> None:
-        self._name = "\0hvd-cluster-" + digest(secret, b"host cache", server.encode(), host.encode()).hex()[:32]
+        place = digest(secret, b"host cache", server.encode(), host.encode(errors="replace"))
+        self._name = f"\0hvd-cluster-{place.hex()[:32]}"
         self._secret = secret
         self._fetch = fetch
         self._reads = SharedReads(fetch)
-        self._lock = threading.Lock()  # Held for a few instructions.
+        self._lock = threading.Lock()  # Held for a few instructions, and to open a server.
         self._server: HostServer | None = None
         self._calls: set[socket.socket] = set()
         self._closed = threading.Event()
         self._not_before = 0.0
+        self._process = os.getpid()
 
     def get(self, key: str, deadline: float) -> bytes | None:
         """The value of ``key``; None if there is none by ``deadline``. Raises CacheLostError."""
-        if self._closed.is_set() or time.monotonic() < self._not_before:
+        if self._process != os.getpid() or self._closed.is_set() or time.monotonic() < self._not_before:
             raise CacheLostError(END)
         try:
             return self._read(key, deadline)
-        except (OSError, ValueError, TypeError) as error:
-            self._not_before = time.monotonic() + PAUSE_SECONDS
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            self._not_before = time.monotonic() + ALONE_SECONDS
             raise CacheLostError(str(error)) from error
 
     def close(self) -> None:
@@ -284,7 +299,7 @@ class HostCache:
         self._reads.close()
 
     def _read(self, key: str, deadline: float) -> bytes | None:
-        for _ in attempts(CHANGE_SECONDS, self._closed.wait):
+        for _ in attempts(TAKEOVER_SECONDS, self._closed.wait):
             try:
                 return self._reads.read(key, deadline) if self._serves() else self._ask(key, deadline)
             except ConnectionError as error:  # the process has ended that read for this host: another one does now
@@ -306,15 +321,16 @@ class HostCache:
 
     def _ask(self, key: str, deadline: float) -> bytes | None:
         with self._called() as sock:
-            request = _request(key, deadline)
-            sealer, opener = introduce(sock, self._secret, request, END)
+            soon = time.monotonic() + ACKNOWLEDGE_SECONDS
+            sealer, opener = introduce(sock, self._secret, _request(key, deadline), END, soon)
             while True:
-                opener.open(receive_frame(sock, END))
-                sock.settimeout(ASK_SECONDS + ACKNOWLEDGE_SECONDS)
-                value = _value(opener.open(receive_frame(sock, END, LONGEST_ANSWER)))
+                opener.open(receive_frame(sock, END, deadline=soon))
+                late = time.monotonic() + min(_until(deadline), ASK_SECONDS) + ACKNOWLEDGE_SECONDS
+                value = _value(opener.open(receive_frame(sock, END, LONGEST_ANSWER, late)))
                 if value is not None or time.monotonic() >= deadline:
                     return value
                 sock.settimeout(ACKNOWLEDGE_SECONDS)
+                soon = time.monotonic() + ACKNOWLEDGE_SECONDS
                 sock.sendall(sealer.seal(_request(key, deadline)))
 
     @contextmanager

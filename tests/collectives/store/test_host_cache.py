@@ -1,13 +1,15 @@
 """Ranks of one host that share their reads of the store."""
 
+import math
 import multiprocessing
 import os
 import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,7 @@ from collectives.store import host_cache
 from collectives.store.client import RendezvousClient
 from collectives.store.host_cache import HostCache
 from collectives.store.server import RendezvousServer
+from collectives.store.signing import ServerTime
 from tests.collectives.store.wire import SECRET, eventually, in_thread
 
 SECONDS = 20.0
@@ -213,3 +216,104 @@ def test_a_forked_child_does_not_keep_the_name(server):
     finally:
         ours.send(None)
         child.join()
+
+
+@pytest.mark.parametrize("seconds", [1e-9, math.inf, 1e10])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_value_that_is_there_needs_no_time(server, clients, seconds, place):
+    serve(clients[0])
+    server.store.set("key", b"value")
+    assert clients[place].get("key", seconds) == b"value"
+
+
+def test_a_host_may_have_any_name(server):
+    server.store.set("key", b"value")
+    with client_of(server, "a\udcff") as client:
+        assert client.get("key", SECONDS) == b"value"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_store_that_is_silent_is_lost_as_soon_as_for_one_that_reads_alone(monkeypatch, place):
+    monkeypatch.setattr(client_module, "_ANSWER_GRACE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent, ExitStack() as stack:
+        address = SimpleNamespace(address="127.0.0.1", port=silent.getsockname()[1])
+        clients = [stack.enter_context(client_of(address)) for _ in range(2)]
+        for client in clients:
+            client._known = ServerTime("0" * 32, 1.0), 0.0
+        serve_silently(clients[0])
+        with pytest.raises(PeerLostError, match="did not answer within"):
+            clients[place].get("key", 0.2)
+
+
+def serve_silently(client):
+    with pytest.raises(PeerLostError):
+        client.get("nothing", 1e-9)
+
+
+LONG_FRAME = bytes(32) + (1 << 16).to_bytes(8, "big") + bytes(1 << 16)
+
+
+@pytest.mark.parametrize("content", [b"", LONG_FRAME], ids=["silent", "slow"])
+def test_a_stranger_that_has_the_name_keeps_nobody_waiting(server, clients, content, monkeypatch):
+    monkeypatch.setattr(host_cache, "ACKNOWLEDGE_SECONDS", 0.2)
+    server.store.set("key", b"value")
+    ended = threading.Event()
+
+    def drip(listener):
+        caller, _ = listener.accept()
+        with caller, suppress(OSError):
+            for byte in content:
+                caller.sendall(bytes([byte]))
+                ended.wait(0.02)
+            ended.wait(SECONDS)
+
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(clients[0]._cache._name)
+        stranger.listen()
+        thread = threading.Thread(target=drip, args=(stranger,))
+        thread.start()
+        assert clients[0].get("key", SECONDS) == b"value"
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ["hvd-store-read", "hvd-store-host"])
+def test_a_process_without_threads_reads_itself(server, clients, name, monkeypatch):
+    serve(clients[0])
+    server.store.set("key", b"value")
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert [client.get("key", SECONDS) for client in clients[:2]] == [b"value"] * 2
+        clients[0].close()
+        assert clients[2].get("key", SECONDS) == b"value"
+    server.store.set("other", b"value")
+    assert [client.get("other", SECONDS) for client in clients[1:]] == [b"value"] * (RANKS - 1)
+
+
+def test_a_forked_child_reads_itself(server, clients):
+    server.store.set("key", b"value")
+    serve(clients[0])
+    with in_thread(lambda: clients[0].get("coming", SECONDS)) as value:
+        eventually(lambda: server.waiting > 0)
+        ours, theirs = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=lambda: theirs.send(clients[0].get("key", SECONDS)))
+        child.start()
+        assert ours.poll(SECONDS)
+        assert ours.recv() == b"value"
+        child.join()
+        server.store.set("coming", b"value")
+        assert value() == b"value"
+
+
+def test_a_closed_client_shares_nothing(server):
+    client = RendezvousClient(server.address, server.port, SECRET, SECONDS)
+    client.close()
+    client.share_reads("here", MANY)
+    assert client._cache is None
