@@ -59,6 +59,17 @@ _CODECS: dict[type[HorovodInternalError], _Codec] = {
 _KINDS = {kind.__name__: codec for kind, codec in _CODECS.items()}
 
 
+def for_other_ranks(error: BaseException, who: str = "a rank") -> HorovodInternalError:
+    """The error for the other ranks when ``who`` ends with ``error``."""
+    if isinstance(error, HorovodInternalError):
+        return error
+    if isinstance(error, Exception):
+        failure = EngineError(f"{who}: unexpected {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+    return ShutDownError(f"{who} was interrupted by {type(error).__name__}")
+
+
 def pack(error: HorovodInternalError) -> ErrorData:
     """The data of ``error``; a class without a codec travels as its nearest base that has one."""
     kind = next(base for base in type(error).__mro__ if base in _CODECS)

@@ -18,7 +18,6 @@ from functools import cache, partial
 
 from collectives.api import (
     CollectiveTimeoutError,
-    EngineError,
     HorovodInternalError,
     PeerLostError,
     Request,
@@ -27,7 +26,7 @@ from collectives.api import (
     Topology,
 )
 from collectives.controller.agreement import name_ranks
-from collectives.controller.errors import unpack
+from collectives.controller.errors import for_other_ranks, unpack
 from collectives.controller.messages import Abort, Leave, Left, Ping, Stop
 from collectives.engine.bypass import Bypass
 from collectives.engine.link import Link
@@ -316,14 +315,11 @@ class Ends:
         """A step was broken off by ``error``."""
         if isinstance(error, HorovodInternalError):
             self.fail(self._explain(error))
-        elif isinstance(error, Exception):
+            return
+        if isinstance(error, Exception):
             text = "rank %d: unexpected error in the engine"
             logger.error(text, self._rank, exc_info=error, extra=self._works.about())
-            failure = EngineError(f"rank {self._rank}: unexpected {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self.fail(failure)
-        else:
-            self.fail(ShutDownError(f"rank {self._rank} was interrupted by {type(error).__name__}"))
+        self.fail(for_other_ranks(error, f"rank {self._rank}"))
 
     def _explain(self, error: HorovodInternalError) -> HorovodInternalError:
         """The best explanation of ``error``: another rank's error, the loss of a rank, or the verdict of rank 0.

@@ -28,7 +28,7 @@ from collectives.api import (
 )
 from collectives.backends import registry
 from collectives.backends.base import Backend, Bootstrap
-from collectives.controller.errors import pack, unpack
+from collectives.controller.errors import for_other_ranks, pack, unpack
 from collectives.controller.messages import (
     COORDINATOR,
     Abort,
@@ -361,20 +361,11 @@ def _assemble(
             return Engine(groups.topology, settings, sets, channel, backends, form)
     except BaseException as error:
         reason = startup.explain(error, losses)
-        startup.abort(_for_other_ranks(reason))
+        startup.abort(for_other_ranks(reason, f"rank {channel.rank}"))
         channel.close()
         if reason is error:
             raise
         raise reason from error
-
-
-def _for_other_ranks(error: BaseException) -> HorovodInternalError:
-    """The error for the other ranks when this rank ends with ``error``."""
-    if isinstance(error, HorovodInternalError):
-        return error
-    if isinstance(error, Exception):
-        return EngineError(f"a rank could not connect its backends: {type(error).__name__}: {error}")
-    return ShutDownError(f"a rank was interrupted by {type(error).__name__}")
 
 
 class _Formation:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgpack
 
-from collectives.api import EngineError, HorovodInternalError, PeerLostError, SettingsError, ShutDownError
-from collectives.controller.errors import ErrorData, pack, unpack
+from collectives.api import EngineError, HorovodInternalError, PeerLostError, SettingsError
+from collectives.controller.errors import ErrorData, for_other_ranks, pack, unpack
 from collectives.controller.messages import Abort, decode, encode, inflated
 from collectives.cores import usable_numbers
 from collectives.net.attempts import ConnectAttempt
@@ -134,7 +134,7 @@ class Peer:
 
 def pack_farewell(error: BaseException) -> bytes:
     """The reason of a rank that gives up: a control message, because the other rank may believe it connected."""
-    return encode(Abort(pack(_internal(error))))
+    return encode(Abort(pack(for_other_ranks(error))))
 
 
 def unpack_answer(data: bytes) -> Any:
@@ -173,16 +173,8 @@ def _error_fields(error: BaseException | None) -> tuple[str, str, tuple[Any, ...
         return None
     if isinstance(error, SettingsError):
         return SettingsError.__name__, str(error), ()
-    data = pack(_internal(error))
+    data = pack(for_other_ranks(error))
     return data.kind, data.text, data.details
-
-
-def _internal(error: BaseException) -> HorovodInternalError:
-    if isinstance(error, HorovodInternalError):
-        return error
-    if isinstance(error, Exception):
-        return EngineError(f"unexpected {type(error).__name__}: {error}")
-    return ShutDownError(f"interrupted by {type(error).__name__}")
 
 
 class OtherWorldError(PeerLostError):

@@ -23,7 +23,7 @@ from hvd_cluster.core import basics
 from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops.arrays import gathered
 from hvd_cluster.ops.objects import allgather_object
-from hvd_cluster.ops.refusals import refusing
+from hvd_cluster.ops.refused_calls import refusing
 from hvd_cluster.ops.submission import run
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from hvd_cluster.graphs.completer import completer
 from hvd_cluster.graphs.lanes import Lanes
 from hvd_cluster.graphs.run import NodeRun
 from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction
-from hvd_cluster.ops.refusals import length_of, refuse
+from hvd_cluster.ops.refused_calls import length_of, refuse
 from hvd_cluster.ops.submission import process_set_id, submit, submit_group
 
 UNNAMED = 256

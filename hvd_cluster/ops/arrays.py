@@ -12,7 +12,7 @@ import numpy.typing as npt
 from collectives import Buffer, MismatchError, Operation, ReduceOp, Work, as_buffer, empty
 from hvd_cluster.core.process_sets import ProcessSet, global_process_set
 from hvd_cluster.ops.arguments import Reduction
-from hvd_cluster.ops.refusals import refusing
+from hvd_cluster.ops.refused_calls import refusing
 from hvd_cluster.ops.submission import Handle, Operand, run_all, start, start_group, synchronize
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
 from collectives import Opener, Sealer, end_in_silence, frames
 from executors.agents.hosts.agent import SILENCE_SECONDS
-from executors.agents.hosts.messages import AgentHello, FromAgent, FromDriver
+from executors.agents.hosts.messages import AgentFailed, AgentHello, FromAgent, FromDriver, Wrote
+from executors.agents.local.supervisor import Ended, Event
 from executors.api import JobSecret
+from executors.job.output import SinkTable
 from executors.job.server import STOP_SECONDS, Reception, ServerThread, listen
 
 READ_BYTES = 1 << 16
@@ -54,6 +57,29 @@ class Listener(Protocol):
 
     def disconnected(self, link: AgentConnection, text: str) -> None:
         """The connection of an agent has ended: ``text`` says how."""
+
+
+class WorkerReporter(Protocol):
+    """Hears of the workers of agents."""
+
+    def happened(self, event: Event) -> None:
+        """``event`` happened to a worker of another host."""
+
+    def not_started(self, number: int, text: str) -> None:
+        """Worker ``number`` could not be started."""
+
+
+def dispatch(message: FromAgent, sinks: SinkTable, gone: Callable[[int], object], reporter: WorkerReporter) -> None:
+    """Give output to ``sinks``, and the rest to ``reporter``; ``gone`` hears before it which worker is no more."""
+    if isinstance(message, Wrote):
+        sinks.write(message.number, message.stream, message.data)
+    elif isinstance(message, AgentFailed):
+        gone(message.number)
+        reporter.not_started(message.number, message.text)
+    else:
+        if isinstance(message, Ended):
+            gone(message.rank)
+        reporter.happened(message)
 
 
 class AgentServer:

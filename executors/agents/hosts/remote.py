@@ -17,10 +17,9 @@ from types import TracebackType
 from typing import Protocol
 
 from collectives import ENVIRONMENT_SECRET, override
-from executors.agents.hosts.agent_server import AgentConnection, AgentServer, Listener
+from executors.agents.hosts.agent_server import AgentConnection, AgentServer, Listener, WorkerReporter, dispatch
 from executors.agents.hosts.messages import (
     SAME_VERSIONS,
-    AgentFailed,
     AgentLaunch,
     AgentLeave,
     AgentStop,
@@ -29,10 +28,9 @@ from executors.agents.hosts.messages import (
     FromAgent,
     Kill,
     PassOn,
-    Wrote,
 )
 from executors.agents.hosts.shell import RemoteShell, script
-from executors.agents.local.supervisor import Ended, Event, Supervisor, Tail, WorkerStarted, longest_end
+from executors.agents.local.supervisor import Ended, Supervisor, Tail, WorkerStarted, longest_end
 from executors.agents.local.task import search_path
 from executors.agents.local.work import WorkerPayload
 from executors.job.environment import packed, shared, startup
@@ -63,17 +61,11 @@ class AgentPlan:
     most: int
 
 
-class AgentReporter(Protocol):
+class AgentReporter(WorkerReporter, Protocol):
     """Hears of other hosts, in the loop of the supervisor."""
 
     def agents_changed(self) -> None:
         """A host has got an agent, or lost it."""
-
-    def happened(self, event: Event) -> None:
-        """``event`` happened to a worker of another host."""
-
-    def not_started(self, number: int, text: str) -> None:
-        """Worker ``number`` could not be started."""
 
     def host_unusable(self, host: str, text: str) -> None:
         """``host`` got no agent; it is tried again later. May raise what ends the job."""
@@ -333,17 +325,9 @@ class OtherHosts(Listener):
         self._reporter.agents_changed()
 
     def _received(self, message: FromAgent) -> None:
-        if isinstance(message, Wrote):
-            self._sinks.write(message.number, message.stream, message.data)
-        elif isinstance(message, AgentFailed):
-            self._gone(message.number)
-            self._reporter.not_started(message.number, message.text)
-        else:
-            if isinstance(message, WorkerStarted) and (host := self._host_of(message.rank)) is not None:
-                host.failures, host.said = 0, ""
-            if isinstance(message, Ended):
-                self._gone(message.rank)
-            self._reporter.happened(message)
+        if isinstance(message, WorkerStarted) and (host := self._host_of(message.rank)) is not None:
+            host.failures, host.said = 0, ""
+        dispatch(message, self._sinks, self._gone, self._reporter)
 
     def _gone(self, number: int) -> None:
         host = self._host_of(number)

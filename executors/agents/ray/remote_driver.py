@@ -6,7 +6,7 @@ import logging
 import pickle
 import queue
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from logging.handlers import QueueHandler
 from typing import Any
@@ -70,12 +70,14 @@ News = logging.LogRecord | RemoteEntry | DriverEnd
 class RemoteDriver:
     """Drives one job: makes one call at a time, whose end is among the :meth:`news`. Others are answered meanwhile.
 
-    ``level`` is the least level of the log records that are news.
+    ``level`` is the least level of the log records that are news. A job of fixed workers begins with :meth:`start`.
     """
+
+    _job: RayJob
 
     def __init__(self, level: int) -> None:
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        self._job: RayJob | None = None
+        self._resources = ExitStack()
         self._elastic: ElasticRayJob | None = None
         for name in LOGGERS:
             logging.getLogger(name).addHandler(QueueHandler(self._news))
@@ -98,7 +100,7 @@ class RemoteDriver:
 
     def call(self, method: str, call: list[ObjectRef[Call]], ranks: int | None, listens: bool) -> None:
         """Call the workers; see :meth:`RayJob.call`. With ``listens``, what they log is news."""
-        self._make(lambda: self._started().call(method, call[0], ranks, self._callbacks(listens)))
+        self._make(lambda: self._running().call(method, call[0], ranks, self._callbacks(listens)))
 
     def run_elastic(self, work: ActorWork, limits: Limits, options: ElasticOptions, listens: bool) -> None:
         """Run an elastic job; see :class:`ElasticRayJob`. With ``listens``, what its workers log is news."""
@@ -112,21 +114,21 @@ class RemoteDriver:
 
     def close(self) -> None:
         """End the workers."""
-        self._make(self._close)
+        self._make(self._resources.close)
 
     def check(self) -> None:
         """Raise ExecutorError, as the end of the call, if the workers have ended."""
-        self._make(self._check)
+        self._make(self._job.check)
 
     def workers(self) -> list[ActorHandle[HorovodWorker]]:
         """The actors by rank."""
-        return self._started().actors
+        return self._running().actors
 
     def _make(self, action: Callable[[], object]) -> None:
         self._news.put(DriverEnd.of(action))
 
     def _start(self, job: RayJob) -> None:
-        self._job = job
+        self._job = self._resources.enter_context(closing(job))
 
     def _run(self, job: ElasticRayJob) -> list[object]:
         with job:
@@ -134,16 +136,7 @@ class RemoteDriver:
             job.run()
         return job.values()
 
-    def _close(self) -> None:
-        if self._job is not None:
-            self._job.close()
-
-    def _check(self) -> None:
-        self._started()
-
-    def _started(self) -> RayJob:
-        if self._job is None:
-            raise ExecutorError("the workers are not started; call start() first")
+    def _running(self) -> RayJob:
         self._job.check()
         return self._job
 

@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 from collectives import ENVIRONMENT_SECRET, override
-from executors.agents.hosts.agent_server import AgentConnection, AgentServer, Listener
+from executors.agents.hosts.agent_server import AgentConnection, AgentServer, Listener, dispatch
 from executors.agents.hosts.messages import (
     SAME_VERSIONS,
-    AgentFailed,
     AgentLaunch,
     AgentLeave,
     AgentStop,
@@ -20,10 +19,9 @@ from executors.agents.hosts.messages import (
     EndAll,
     FromAgent,
     Kill,
-    Wrote,
 )
 from executors.agents.local.job import FunctionProgram, ProcessJob
-from executors.agents.local.supervisor import Ended, longest_end
+from executors.agents.local.supervisor import longest_end
 from executors.agents.local.work import CallWork
 from executors.agents.spark.broadcasts import PickledCall
 from executors.agents.spark.elastic_task import DriverAddress, TaskSlot, machine_of, run_agent
@@ -185,7 +183,7 @@ class ElasticSparkJob(ProcessJob, Listener):
 
     @override
     def received(self, link: AgentConnection, message: FromAgent) -> None:
-        self.soon(partial(self._received, message))
+        self.soon(partial(dispatch, message, self._sinks, self._gone, self))
 
     @override
     def disconnected(self, link: AgentConnection, text: str) -> None:
@@ -237,16 +235,8 @@ class ElasticSparkJob(ProcessJob, Listener):
         """The partitions that have a task."""
         return _partitions(self._links.keys() - self._leaving)
 
-    def _received(self, message: FromAgent) -> None:
-        if isinstance(message, Wrote):
-            self._sinks.write(message.number, message.stream, message.data)
-        elif isinstance(message, AgentFailed):
-            self._workers.pop(message.number, None)
-            self.not_started(message.number, message.text)
-        else:
-            if isinstance(message, Ended):
-                self._workers.pop(message.rank, None)
-            self.happened(message)
+    def _gone(self, number: int) -> None:
+        self._workers.pop(number, None)
 
     def _disconnected(self, slot: str) -> None:
         if self._refused.pop(slot, None) is not None:

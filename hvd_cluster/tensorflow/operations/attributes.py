@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from collectives import Operation, ReduceOp
 from hvd_cluster.core.process_sets import ProcessSet
-from hvd_cluster.ops import refusals
+from hvd_cluster.ops import refused_calls
 from hvd_cluster.ops.arguments import Reduction
 from hvd_cluster.ops.backward import name_of_backward
 from hvd_cluster.ops.submission import process_set_id
@@ -22,8 +22,8 @@ SET = "process_set_id"
 
 
 def collective(operation: Operation, group: int | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """As :func:`hvd_cluster.ops.refusals.collective`. A function that cannot be traced ends the script."""
-    return refusals.collective(operation, group, tf.executing_eagerly)
+    """As :func:`hvd_cluster.ops.refused_calls.collective`. A function that cannot be traced ends the script."""
+    return refused_calls.collective(operation, group, tf.executing_eagerly)
 
 
 def gradient_of(op: str) -> Callable[[Callable[..., T]], Callable[..., T]]:

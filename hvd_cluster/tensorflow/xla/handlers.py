@@ -16,7 +16,7 @@ from hvd_cluster.elastic.steps import watchers
 from hvd_cluster.graphs.compiled import CallTable, Pending, buffer_at, runs
 from hvd_cluster.ops import submission
 from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction
-from hvd_cluster.ops.refusals import refusing
+from hvd_cluster.ops.refused_calls import refusing
 from hvd_cluster.tensorflow.kernels.node import set_with
 from hvd_cluster.tensorflow.kernels.table import is_included, size_of_set
 from hvd_cluster.tensorflow.native.xla_module import RowRule

@@ -13,7 +13,7 @@ from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.ops import submission
 from hvd_cluster.ops.arguments import PLAIN_SUM, Reduction, as_group
 from hvd_cluster.ops.backward import of_group
-from hvd_cluster.ops.refusals import report
+from hvd_cluster.ops.refused_calls import report
 from hvd_cluster.ops.submission import Describe, HandleGroup, Kind
 from hvd_cluster.torch.tensors import require_tensor
 

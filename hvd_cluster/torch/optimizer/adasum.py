@@ -21,7 +21,7 @@ from hvd_cluster.gradients.compression import compressed, decompress_all
 from hvd_cluster.gradients.options import Options, check_passes
 from hvd_cluster.ops import arrays
 from hvd_cluster.ops.arguments import Reduction
-from hvd_cluster.ops.refusals import refuse
+from hvd_cluster.ops.refused_calls import refuse
 from hvd_cluster.ops.submission import run
 from hvd_cluster.torch.operations.calls import start_group, synchronize
 from hvd_cluster.torch.optimizer.inventory import Names, complete_names, groups_of, model_of

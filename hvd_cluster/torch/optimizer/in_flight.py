@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 from collectives import HorovodInternalError, InvalidRequestError, Operation
-from hvd_cluster.ops.refusals import refuse
+from hvd_cluster.ops.refused_calls import refuse
 from hvd_cluster.torch.optimizer.inventory import Inventory
 from hvd_cluster.torch.optimizer.reduction import BucketReduction, EarlyGradients, full_name
 from hvd_cluster.torch.optimizer.transfers import Bucket, Setup

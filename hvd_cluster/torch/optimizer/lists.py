@@ -13,7 +13,7 @@ from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.lists import ListBinding, Shipment
 from hvd_cluster.gradients.targets import Target
 from hvd_cluster.ops.arguments import Reduction
-from hvd_cluster.ops.refusals import refusing
+from hvd_cluster.ops.refused_calls import refusing
 from hvd_cluster.ops.submission import Handle, HandleGroup, start
 from hvd_cluster.torch.operations.allgather import sparse_allreduce_async
 from hvd_cluster.torch.operations.calls import run_all, start_group

@@ -24,7 +24,7 @@ from hvd_cluster.core import basics
 from hvd_cluster.gradients.duplicate_names import Claim, Proposal, choose
 from hvd_cluster.gradients.layout import Rows, as_rows, common_sparse, differences, fingerprint, from_rows, has_news
 from hvd_cluster.ops.arrays import gathered
-from hvd_cluster.ops.refusals import refuse
+from hvd_cluster.ops.refused_calls import refuse
 from hvd_cluster.ops.submission import Handle, HandleGroup, start, start_group
 from hvd_cluster.torch.operations.allgather import sparse_allreduce_async
 from hvd_cluster.torch.operations.calls import synchronize

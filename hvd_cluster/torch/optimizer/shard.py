@@ -24,7 +24,7 @@ from hvd_cluster.core.process_sets import ProcessSet
 from hvd_cluster.gradients.shards import cut, deal
 from hvd_cluster.ops.host_memory import HostMapping, shared_memory
 from hvd_cluster.ops.objects import allgather_object
-from hvd_cluster.ops.refusals import refusing
+from hvd_cluster.ops.refused_calls import refusing
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.ops.submission import submit
 from hvd_cluster.torch.optimizer.rows import ParameterPart, Portions, dense_strides, in_row

@@ -15,7 +15,7 @@ from collectives import HorovodInternalError, InvalidRequestError, override
 from hvd_cluster.core import basics
 from hvd_cluster.ops.objects import allgather_object, described, gather_object
 from hvd_cluster.ops.rank_copies import Bytes, Kept, Packed, RankCopies, RowId
-from hvd_cluster.ops.refusals import refuse
+from hvd_cluster.ops.refused_calls import refuse
 from hvd_cluster.ops.structures import mapped
 from hvd_cluster.torch.optimizer.gradient_optimizer import HookedOptimizer
 from hvd_cluster.torch.optimizer.inventory import Names

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from collectives.api import DType
 from collectives.backends.adasum import adasum
 from collectives.backends.completion import DONE
-from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import Buffer
+from tests.collectives.backends.inproc import InprocBackend, InprocGroup
 from tests.collectives.backends.members import group_of, in_threads
 
 TIMEOUT = 20.0

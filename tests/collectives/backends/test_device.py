@@ -10,9 +10,9 @@ import pytest
 from collectives.api import DType, InvalidRequestError, ReduceOp
 from collectives.backends.adasum import adasum
 from collectives.backends.completion import DONE, all_of
-from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import Buffer
 from tests.collectives.backends.device import Device, DeviceBackend, Uploading
+from tests.collectives.backends.inproc import InprocBackend, InprocGroup
 from tests.collectives.backends.matrix import encode, run_matrix, shorten
 from tests.collectives.backends.members import group_of, in_threads
 

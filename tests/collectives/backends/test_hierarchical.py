@@ -23,11 +23,11 @@ from collectives.backends import registry
 from collectives.backends.base import Group
 from collectives.backends.hierarchical import backend
 from collectives.backends.hierarchical.backend import HierarchicalBackend
-from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.single import SingleBackend
 from collectives.kernels.reduction import reduction
 from collectives.settings import Settings
 from collectives.store.memory import PrefixStore
+from tests.collectives.backends.inproc import InprocBackend, InprocGroup
 from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix, shorten
 from tests.collectives.backends.members import Member, Processes, group_of, in_threads
 from tests.collectives.backends.offers import meet

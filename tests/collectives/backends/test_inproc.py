@@ -15,8 +15,8 @@ from collectives.api import (
     ReduceOp,
     ShutDownError,
 )
-from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.kernels.reduction import ReductionKernel, reduction
+from tests.collectives.backends.inproc import InprocBackend, InprocGroup
 from tests.collectives.backends.matrix import abort_from_thread, reduce_until_error, run_matrix, shorten
 from tests.collectives.backends.members import group_of, in_threads
 

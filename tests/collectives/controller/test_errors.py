@@ -7,6 +7,7 @@ import pytest
 from collectives import api
 from collectives.api import (
     CollectiveTimeoutError,
+    EngineError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
     MismatchError,
@@ -14,8 +15,9 @@ from collectives.api import (
     NotInitializedError,
     PeerLostError,
     RefusedCallError,
+    ShutDownError,
 )
-from collectives.controller.errors import ErrorData, pack, unpack
+from collectives.controller.errors import ErrorData, for_other_ranks, pack, unpack
 from collectives.controller.messages import Abort, decode, encode
 from collectives.engine.work import fresh
 
@@ -72,3 +74,13 @@ def test_a_class_without_a_codec_travels_as_its_base_and_an_unknown_one_as_the_r
 
     assert content(unpack(pack(Special("text", [1], ["a"])))) == content(PeerLostError("text", [1], ["a"]))
     assert content(unpack(ErrorData("Store", "text", (1, 2)))) == content(HorovodInternalError("text"))
+
+
+def test_what_ends_one_rank_is_an_error_of_the_engine_for_the_others():
+    foreign, lost = OSError("no route"), PeerLostError("text", [2])
+    assert for_other_ranks(lost) is lost
+    assert content(for_other_ranks(foreign, "rank 1")) == content(EngineError("rank 1: unexpected OSError: no route"))
+    assert for_other_ranks(foreign).__cause__ is foreign
+    assert content(for_other_ranks(KeyboardInterrupt())) == content(
+        ShutDownError("a rank was interrupted by KeyboardInterrupt")
+    )

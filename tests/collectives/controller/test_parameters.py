@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.api import InvalidRequestError, Parameters
-from collectives.backends.inproc import InprocBackend
 from collectives.controller.messages import Run
+from tests.collectives.backends.inproc import InprocBackend
 from tests.collectives.controller.negotiation_simulation import World, gather, outcomes, scripts, tensor
 from tests.collectives.engine.job import ones, outcome, run, running, total, until
 

@@ -13,7 +13,6 @@ import numpy as np
 from collectives.api import Operation, ReduceOp, Request, Timeouts, Topology
 from collectives.backends import registry
 from collectives.backends.base import Group
-from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.shm import ShmBootstrap
 from collectives.backends.tcp import TcpBootstrap
 from collectives.buffers import as_buffer, empty
@@ -25,6 +24,7 @@ from collectives.net.interfaces import LOOPBACK
 from collectives.net.sockets import Connection, SocketChannel
 from collectives.settings import Settings
 from collectives.store.memory import MemoryStore, PrefixStore
+from tests.collectives.backends.inproc import InprocBackend, InprocGroup
 from tests.collectives.backends.members import in_threads
 from tests.collectives.backends.offers import meet
 

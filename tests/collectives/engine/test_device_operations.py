@@ -17,12 +17,12 @@ from collectives.api import (
     UnsupportedRequestError,
 )
 from collectives.backends.completion import DONE
-from collectives.backends.inproc import InprocGroup
 from collectives.buffers import Buffer, as_buffer
 from collectives.engine.registration import SetBackends
 from collectives.engine.runner import Runner
 from collectives.events import Finished, Started
 from tests.collectives.backends.device import Device, DeviceBackend, Stream
+from tests.collectives.backends.inproc import InprocGroup
 from tests.collectives.backends.members import in_threads
 from tests.collectives.engine.job import PATIENCE, Caller, Job, ones, outcome, run, running, until
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.api import DType, Operation, ReduceOp, Request
-from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import as_buffer, empty
 from collectives.controller.messages import Response
 from collectives.engine.work import Work, execute
+from tests.collectives.backends.inproc import InprocBackend, InprocGroup
 from tests.collectives.backends.members import group_of, in_threads
 
 shapes = st.lists(st.integers(0, 4), max_size=2).map(tuple)

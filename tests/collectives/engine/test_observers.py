@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from collectives.api import HorovodInternalError, MismatchError, ShutDownError
-from collectives.backends.inproc import InprocBackend
 from collectives.backends.phases import phase
 from collectives.events import (
     Decided,
@@ -22,6 +21,7 @@ from collectives.events import (
     Submitted,
     Switched,
 )
+from tests.collectives.backends.inproc import InprocBackend
 from tests.collectives.engine.job import Caller, ones, outcome, run, running, submit, until, wait
 
 pytestmark = pytest.mark.usefixtures("transport")

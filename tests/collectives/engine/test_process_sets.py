@@ -11,7 +11,6 @@ from collectives.api import (
     PeerLostError,
     Request,
 )
-from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.controller.messages import Response
 from collectives.controller.process_sets import ProcessSets
 from collectives.controller.worker import Batch
@@ -23,6 +22,7 @@ from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream
 from collectives.net.channel import InprocHub
 from collectives.stalls.stragglers import WaitWindows
+from tests.collectives.backends.inproc import InprocBackend, InprocGroup
 from tests.collectives.backends.members import group_of
 from tests.collectives.engine.job import (
     Formation,

@@ -12,10 +12,10 @@ from collectives.api import (
     ShutDownError,
     Timeouts,
 )
-from collectives.backends.inproc import InprocBackend
 from collectives.engine import progress
 from collectives.engine.engine import Engine
 from collectives.events import Started
+from tests.collectives.backends.inproc import InprocBackend
 from tests.collectives.engine.job import (
     PATIENCE,
     Caller,

@@ -17,7 +17,6 @@ from collectives.api import DType, HorovodInternalError, ReduceOp
 from collectives.backends.base import Group
 from collectives.backends.completion import Completion
 from collectives.backends.host import Array, Bytes
-from collectives.backends.inproc import InprocGroup
 from collectives.backends.memory import Floats, HostMemory
 from collectives.backends.nccl.interface import (
     BYTES,
@@ -32,6 +31,7 @@ from collectives.backends.nccl.interface import (
     Placed,
 )
 from collectives.buffers import Buffer
+from tests.collectives.backends.inproc import InprocGroup
 from tests.collectives.backends.nccl.kernels import carried, returned
 from tests.collectives.backends.nccl.streams import PATIENCE, LateStream
 from tests.collectives.kernels.reductions import reduce_arrays

@@ -9,7 +9,6 @@ import pytest
 
 from collectives.api import DType, HorovodInternalError, PeerLostError, ReduceOp, ShutDownError, Topology
 from collectives.backends import registry
-from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.staged import StagedBackend
 from collectives.backends.nccl.through_host import ThroughHostBackend
@@ -17,6 +16,7 @@ from collectives.backends.nccl.watcher import Watcher
 from collectives.net.attempts import ConnectAttempt
 from collectives.settings import Settings
 from tests.collectives.backends.device import Uploading
+from tests.collectives.backends.inproc import InprocBackend, InprocGroup
 from tests.collectives.backends.matrix import run_matrix, shorten
 from tests.collectives.backends.members import group_of, in_threads
 from tests.collectives.backends.nccl.fake import FakeDevice, FakeLibrary, FakeNetwork, connector

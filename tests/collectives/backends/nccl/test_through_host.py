@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from collectives.api import DType, HorovodInternalError, ReduceOp, ShutDownError
-from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.nccl import through_host
 from collectives.backends.nccl.through_host import ThroughHostBackend
 from tests.collectives.backends.device import Uploading
+from tests.collectives.backends.inproc import InprocBackend, InprocGroup
 from tests.collectives.backends.matrix import run_matrix, shorten
 from tests.collectives.backends.members import group_of, in_threads
 from tests.collectives.backends.nccl.fake import FakeDevice
