@@ -14,6 +14,7 @@ from collectives.api import (
     NotInitializedError,
     PeerLostError,
     RefusedCallError,
+    SettingsError,
     ShutDownError,
 )
 
@@ -64,7 +65,8 @@ def for_other_ranks(error: BaseException, who: str = "a rank") -> HorovodInterna
     if isinstance(error, HorovodInternalError):
         return error
     if isinstance(error, Exception):
-        failure = EngineError(f"{who}: unexpected {type(error).__name__}: {error}")
+        text = str(error) if isinstance(error, SettingsError) else f"unexpected {type(error).__name__}: {error}"
+        failure = EngineError(f"{who}: {text}")
         failure.__cause__ = error
         return failure
     return ShutDownError(f"{who} was interrupted by {type(error).__name__}")

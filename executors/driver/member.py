@@ -112,6 +112,11 @@ class Member:
         """The worlds after that of ``round``, as far as they are known here."""
         return [world for world in self._worlds if world.round > round]
 
+    def forget_before(self, round: int) -> None:
+        """Keep no world before that of ``round``: a long job has thousands, each with all of its workers."""
+        with self._changed:
+            self._worlds = [world for world in self._worlds if world.round >= round]
+
     def wait(self, is_wanted: Callable[[Published], bool], seconds: float) -> Published:
         """The newest world, as soon as it ``is_wanted`` or the job is over.
 

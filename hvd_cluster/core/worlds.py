@@ -170,6 +170,10 @@ class Worlds:
         if newest is not None and not self.is_alone:
             self._react(newest)
 
+    def formed(self) -> None:
+        """All ranks of the present world have the state: the worlds before it do not matter any more."""
+        self._member.forget_before(self.round)
+
     # The next world.
 
     def check(self, engine: Engine) -> None:

@@ -182,7 +182,10 @@ def formed(since: float, lost: int, layout: Callable[[], str]) -> None:
     """
     process_meter.lose(lost)
     worlds = basics.worlds()
-    if worlds is not None and basics.rank() == 0:
+    if worlds is None:
+        return
+    worlds.formed()
+    if basics.rank() == 0:
         pause, digest = time.monotonic() - since, layout()
         worlds.report_later(
             Report("formed", worlds.round, pause=pause, lost=lost, call=worlds.call, version=VERSION, layout=digest)

@@ -15,6 +15,7 @@ from collectives.api import (
     NotInitializedError,
     PeerLostError,
     RefusedCallError,
+    SettingsError,
     ShutDownError,
 )
 from collectives.controller.errors import ErrorData, for_other_ranks, pack, unpack
@@ -81,6 +82,7 @@ def test_what_ends_one_rank_is_an_error_of_the_engine_for_the_others():
     assert for_other_ranks(lost) is lost
     assert content(for_other_ranks(foreign, "rank 1")) == content(EngineError("rank 1: unexpected OSError: no route"))
     assert for_other_ranks(foreign).__cause__ is foreign
+    assert content(for_other_ranks(SettingsError("no MPI"), "rank 1")) == content(EngineError("rank 1: no MPI"))
     assert content(for_other_ranks(KeyboardInterrupt())) == content(
         ShutDownError("a rank was interrupted by KeyboardInterrupt")
     )

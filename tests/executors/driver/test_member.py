@@ -83,6 +83,14 @@ class TestWorlds:
         assert place.member.world_of(1) == worlds[1]
         assert place.member.world_of(3) is None
 
+    def test_those_before_one_that_has_formed_are_forgotten(self, place):
+        worlds = [place.publish(round) for round in (0, 1, 2)]
+        place.heard.wait(3)
+        place.member.forget_before(1)
+        assert [place.member.world_of(round) for round in (0, 1, 2)] == [None, *worlds[1:]]
+        place.member.forget_before(2)
+        assert (place.member.since(0), place.member.newest()) == (worlds[2:], worlds[2])
+
     def test_nothing_is_known_before(self, place):
         assert place.member.newest() is None
         assert not place.member.is_over

@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from collectives.api import ShutDownError, Topology, World
-from collectives.store.memory import MemoryStore
 from executors.driver.member import WorkerIdentity
 from executors.job.worlds import CALL, Published, Report, WorldCall, report_key, world_key
 from hvd_cluster.core.worlds import Worlds
+from tests.hvd_cluster.elastic.stores import JobStore
 
 SECONDS = 30.0
 RETURNED = WorldCall(1, has_returned=True)
@@ -19,7 +19,7 @@ WORLD = World("job", 0, Topology(hosts=(), cores=0), "a", ("127.0.0.1", 1))
 def store(monkeypatch):
     """Of a driver whose ranks have returned from the first call."""
     monkeypatch.setattr("executors.driver.member.AGAIN_SECONDS", 0.01)
-    store = MemoryStore()
+    store = JobStore()
     store.set(CALL, RETURNED.encode())
     return store
 

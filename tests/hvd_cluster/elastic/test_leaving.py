@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from collectives.api import NoDescriptorError, PeerLostError, Topology, World
-from collectives.store.memory import MemoryStore
 from executors.driver.member import WorkerIdentity
 from executors.job.worlds import Published, Report, report_key, world_key
 from hvd_cluster.core.worlds import RemovedError, Worlds
+from tests.hvd_cluster.elastic.stores import JobStore
 
 SECONDS = 20.0
 BOTH = (("worker-1", "a"), ("worker-2", "a"))
@@ -18,7 +18,7 @@ class Driver:
     """It publishes worlds, and notes what worker-2 reports."""
 
     def __init__(self):
-        self.store = MemoryStore()
+        self.store = JobStore()
         self.publish(0, *BOTH)
         self.world = World("job", 0, Topology(hosts=(), cores=0), "a", ("127.0.0.1", 1))
         self.engine = None

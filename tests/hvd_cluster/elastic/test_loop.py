@@ -41,6 +41,9 @@ class Worlds:
     def report_later(self, report):
         self.reports.append(report)
 
+    def formed(self):
+        self.has_formed = True
+
 
 @pytest.fixture
 def worlds(monkeypatch):

@@ -96,7 +96,7 @@ class Worker(threading.local):
         return
 
     report_later = await_reports = tell_returned = tell_behind = tell_leaving = tell_exception = ignore
-    forget_exception = ignore
+    forget_exception = formed = ignore
 
 
 me = Worker()
