@@ -137,4 +137,4 @@ def _kind(address):
 
 def _first(answer):
     """The status of HTTP, or the length of the answer."""
-    return answer[9:12].decode(errors="replace") if answer.startswith(b"HTTP/1.") else str(len(answer))
+    return answer[9:12].decode(errors="replace") if answer.startswith(b"HTTP/") else str(len(answer))
