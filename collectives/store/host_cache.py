@@ -268,7 +268,6 @@ class HostCache:
         place = digest(secret, b"host cache", server.encode(), host.encode(errors="replace"))
         self._name = f"\0hvd-cluster-{place.hex()[:32]}"
         self._secret = secret
-        self._fetch = fetch
         self._reads = SharedReads(fetch)
         self._lock = threading.Lock()  # Held for a few instructions, and to open a server.
         self._server: HostServer | None = None
