@@ -218,7 +218,7 @@ def _renewed(value: Any, host: int, source: random.Random) -> Any:
     if "tcp" not in value:
         return {key: _renewed(each, host, source) for key, each in value.items()}
     address = f"10.0.{host // 250}.{host % 250 + 1}"
-    return value | {"id": f"{source.getrandbits(64):016x}", "tcp": [address, source.randrange(32768, 60999)]}
+    return value | {"id": f"{source.getrandbits(32):08x}", "tcp": [address, source.randrange(32768, 60999)]}
 
 
 def statistics_of(found: dict[int, tuple[Any, float]], leader: int) -> float:

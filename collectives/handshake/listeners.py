@@ -28,6 +28,10 @@ from collectives.net.wire import Wire
 logger = logging.getLogger(__name__)
 
 
+ID_BYTES = 4
+"""Enough to tell a listener from one that had its port before. Each host gets the ids of all ranks."""
+
+
 class Listeners:
     """Those of the rank of ``hello``, whose host has ``address``. A context manager.
 
@@ -52,7 +56,7 @@ class Listeners:
                 listeners.append(stack.enter_context(self._listen(socket.AF_UNIX, name)))
             stack.pop_all()
         self.by_descriptor = {listener.fileno(): listener for listener in listeners}
-        self.entry = {"id": secrets.token_hex(8), "tcp": remote.getsockname()}
+        self.entry = {"id": secrets.token_hex(ID_BYTES), "tcp": remote.getsockname()}
         if self._within_host:
             self.entry |= {"host": self._hello.host, "unix": name}
         return self

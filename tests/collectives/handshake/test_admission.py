@@ -30,7 +30,8 @@ def send(sock, data):
 
 def challenge(sock):
     """The nonce behind the id of the listener."""
-    return sock.recv(16 + frames.NONCE_BYTES, socket.MSG_WAITALL)[16:]
+    id_length = 2 * listeners.ID_BYTES
+    return sock.recv(id_length + frames.NONCE_BYTES, socket.MSG_WAITALL)[id_length:]
 
 
 def wrong_secret(sock):
