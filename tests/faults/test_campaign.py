@@ -28,6 +28,9 @@ def test_a_short_campaign():
     assert lines
 
 
+MOST_MISSED = 4
+
+
 def tour():
     """The named points of a world: a rank that comes by is killed, stopped, or has another clock."""
     kinds = itertools.cycle([("kill", 0.0), ("stop", 1.0), ("clock", 3600.0)])
@@ -53,12 +56,16 @@ def _loss(rank, point, kind, seconds=0.0):
 
 
 def test_a_tour_of_the_named_points():
-    lines, script = [], tour()
-    campaign = Campaign(seed=0, events=0, ranks=3, script=script, tell=lines.append)
+    """In a long job the ranks may not vote for a while: points that nobody came by are tried in another job, once."""
+    campaign = Campaign(seed=0, events=0, ranks=3, script=tour())
     campaign.run()
-    assert not [line for line in lines if "nobody came by" in line]
     assert sum(len(event.parts) for event in campaign.played) >= 36
-    assert len(campaign.outcomes) == len(script)
+    assert len(campaign.outcomes) == len(tour())
+    missed = [event for event, outcome in zip(tour(), campaign.outcomes, strict=True) if outcome.missed]
+    again = Campaign(seed=0, events=0, ranks=3, script=missed)
+    again.run()
+    assert len(missed) <= MOST_MISSED
+    assert not [outcome for outcome in again.outcomes if outcome.missed]
 
 
 def test_the_only_rank_with_the_state_may_stop_for_longer_than_the_others_wait():
