@@ -159,9 +159,10 @@ class DeathVerdict:
 
 @dataclass(frozen=True, slots=True)
 class AccusationVerdict:
-    """What follows from an accusation: ``dead`` are the workers that end, because of ``failure``. ``dismissed`` is the
-    accuser if the others are in a later world without it. If the world ``has_failed``, it ends, though all of its
-    workers live.
+    """What follows from an accusation.
+
+    The workers ``dead`` end, because of ``failure``. The accuser is ``dismissed`` if the others are in a later world
+    without it. If the world ``has_failed``, it ends, though all of its workers live.
     """
 
     dead: tuple[str, ...] = ()

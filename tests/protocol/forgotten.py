@@ -83,7 +83,9 @@ def _losses(job, low):
     if job.finished < 0 or job.lost >= job.finished:
         lost = job.lost if job.lost >= low else -1
         return _shifted(lost, low), -1, max(low, lost + 1) if job.may_be_lost else never
-    return -1, 0, job.finished if job.may_be_lost else never
+    # A rank may still train, and be lost, in a world between that of ``low`` and that of the success.
+    finished = _shifted(job.finished, low) if job.finished >= low else 0
+    return -1, finished, job.finished if job.may_be_lost else never
 
 
 def _part(part, low, repaired):

@@ -8,8 +8,9 @@ import pytest
 
 from tests.protocol.cases import EXHAUSTIVE, RANDOM
 from tests.protocol.driver_states import silence
+from tests.protocol.forgotten import forgetting
 from tests.protocol.mutations import HOST_LEAVES, MUTATIONS, NEWCOMER, TWO, mutation
-from tests.protocol.ranks import Violation
+from tests.protocol.ranks import Job, Members, Rank, Violation
 from tests.protocol.saves import PROGRESS, OtherSearchError
 
 QUICK = [name for name in MUTATIONS if name != "only some ranks skip the sync"]
@@ -102,3 +103,12 @@ def test_a_folder_has_one_search(tmp_path):
     SMALL.search(most_states=100, folder=tmp_path)
     with pytest.raises(OtherSearchError, match="the search of another job"):
         replace(SMALL, faults=2).search(folder=tmp_path)
+
+
+def test_a_success_in_a_later_world_than_that_of_a_rank_that_still_trains_is_kept():
+    """That rank has heard of no later world; its loss is repaired already. The largest search came upon it."""
+    worlds = tuple(Members(round, "worker-0", ("worker-1",), False) for round in range(4))
+    ranks = Rank("worker-0", "finishes", 3), Rank("worker-1", "runs", 1)
+    assert forgetting(Job(ranks, worlds, finished=3, may_be_lost=True)).finished == 3
+    ranks = Rank("worker-0", "finishes", 3), Rank("worker-1", "runs", 3)
+    assert forgetting(Job(ranks, worlds, finished=2, may_be_lost=True)).finished == 0
